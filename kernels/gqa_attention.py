@@ -1,0 +1,411 @@
+"""Grouped-query attention in cuTile: y = softmax(scale q k^T + mask) v, Hq / Hk query heads sharing a key head.
+
+    q [B, Hq, S, D], k [B, Hk, T, D], v [B, Hk, T, Dv], y [B, S, Hq, Dv]
+
+Softmax is computed online: a block keeps, per query, the maximum so far, the sum and the weighted values (float32), and
+rescales them when a tile of keys raises the maximum. Exponentials are powers of two; `factor` is scale * log2(e).
+
+`attention_prefill_kernel` is for many queries. A block owns QUERIES of one head and walks over tiles of KEYS keys;
+tiles that every query sees come first and are not masked. With CAUSAL (top-left aligned, as in torch) later queries
+have more keys, so the blocks with the longest walk start first. `attention_decode_kernel` is for a few queries against
+a long cache: the query heads of a key head are rows of one tile, so that keys and values are read once, and blocks
+share the keys among them; `attention_combine_kernel` adds up their float32 results, in a fixed order.
+
+Masks are boolean (True = attend) or added to the scaled products. Most of a mask is often empty: above the diagonal,
+outside a window, beyond the filled part of a static cache. Keys outside the span that the queries of a block see are
+not read. In decode each block finds that span itself, before it takes its share; in prefill `attention_span_kernel`
+writes it. A query that sees no key gives 0, as torch.nn.functional.scaled_dot_product_attention does.
+
+Tiles have the next power of two above D (80 and 96 run as 128); the part beyond D is zeros, which add nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import cuda.tile as ct
+import torch
+
+from tilegym_fx.launch import launch
+
+# What the argument `mask` of the kernels is: their parameter MASK.
+NO_MASK = 0
+BOOLEAN = 1
+ADDITIVE = 2
+
+LOG2_E = math.log2(math.e)
+INFINITY = math.inf
+#: An added value below this takes a key away, as -inf does, from a query that has others: the least of float32.
+REMOVED = -1e30
+#: Where such values are kept, in powers of two: a query that has no other keys weighs all of its keys alike.
+LOWEST = -3e38
+
+#: Columns of the mask that are searched for their span at a time.
+SPAN_COLUMNS = 512
+#: Up to so many queries count as decode, if with their heads they are no more than DECODE_ROWS rows of a tile.
+DECODE_QUERIES = 8
+DECODE_ROWS = 128
+#: Fewest rows that `ct.mma` puts on the tensor cores.
+MIN_ROWS = 16
+#: Most blocks that share the keys of one head: as many results as `attention_combine_kernel` holds in registers.
+MAX_SHARES = 64
+#: Multiprocessors of an H200, for launches that no GPU tells about.
+MULTIPROCESSORS = 132
+
+ZERO = ct.PaddingMode.ZERO
+Int = ct.Constant[int]
+Flag = ct.Constant[bool]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How one attention is cut into blocks.
+
+    Attributes:
+        queries: Queries a block owns (prefill).
+        keys: Keys of one step.
+        occupancy: Blocks that should fit on one multiprocessor.
+        blocks: Blocks a multiprocessor should get, from which the number of shares follows (decode).
+    """
+
+    queries: int
+    keys: int
+    occupancy: int
+    blocks: int = 4
+
+
+def read_mask(mask, batch, head, row, step, shape, kind):
+    """One tile of the mask; outside of it no key is seen."""
+    index = (batch % mask.shape[0], head % mask.shape[1], row, step)
+    if kind == BOOLEAN:
+        return ct.reshape(ct.load(mask, index, (1, 1, *shape), padding_mode=ZERO), shape) != 0
+    tile = ct.load(mask, index, (1, 1, *shape), padding_mode=ct.PaddingMode.NEG_INF)
+    return ct.astype(ct.reshape(tile, shape), ct.float32)
+
+
+def masked(scores, factor, tile, kind):
+    """The scores under one tile of the mask, and the factor that is still to be applied to them."""
+    if kind == BOOLEAN:
+        return ct.where(tile, scores, -INFINITY), factor
+    added = ct.where(tile > -INFINITY, ct.maximum(tile * LOG2_E, LOWEST), -INFINITY)
+    return scores * factor + added, 1.0
+
+
+def attend(scores, factor, values, top, total, out):
+    """One step of online softmax over `scores` [rows, keys], which times `factor` are in powers of two."""
+    new_top = ct.maximum(top, ct.max(scores, axis=1, keepdims=True) * factor)
+    base = ct.where(new_top > -INFINITY, new_top, 0.0)  # a row without keys so far: no inf - inf
+    weights = ct.exp2(scores * factor - base, flush_to_zero=True)
+    rescale = ct.exp2(top - base, flush_to_zero=True)
+    total = total * rescale + ct.sum(weights, axis=1, keepdims=True)
+    out = ct.mma(ct.astype(weights, values.dtype), values, out * rescale)
+    return new_top, total, out
+
+
+def products(query, k, batch, head, step, keys):
+    """query [rows, width] times a tile of keys."""
+    width = query.shape[1]
+    tile = ct.load(k, (batch, head, 0, step), (1, 1, width, keys), order=(0, 1, 3, 2), padding_mode=ZERO)
+    zeros = ct.zeros((query.shape[0], keys), ct.float32)
+    return ct.mma(query, ct.reshape(tile, (width, keys)), zeros)
+
+
+def read_values(v, batch, head, step, shape):
+    return ct.reshape(ct.load(v, (batch, head, step, 0), (1, 1, *shape), padding_mode=ZERO), shape)
+
+
+def reach(mask, batch, head, row, rows, columns, kind):
+    """How far the keys that each of `rows` rows sees reach, counted from the end and from the start: int32 [rows, 1].
+
+    Both are 0 for a row that sees nothing, so that the span of several rows is the maximum of each.
+    """
+    keys = mask.shape[3]
+    from_end = ct.zeros((rows, 1), ct.int32)
+    from_start = ct.zeros((rows, 1), ct.int32)
+    for step in range(ct.cdiv(keys, columns)):
+        tile = read_mask(mask, batch, head, row, step, (rows, columns), kind)
+        seen = tile if kind == BOOLEAN else tile > REMOVED
+        column = step * columns + ct.reshape(ct.arange(columns, dtype=ct.int32), (1, columns))
+        left = ct.max(ct.where(seen, keys - column, 0), axis=1, keepdims=True)
+        right = ct.max(ct.where(seen, column + 1, 0), axis=1, keepdims=True)
+        from_end, from_start = ct.maximum(from_end, left), ct.maximum(from_start, right)
+    if kind == ADDITIVE:  # such a row weighs all of its keys alike, if they are not at -inf
+        inside = row * rows + ct.reshape(ct.arange(rows, dtype=ct.int32), (rows, 1)) < mask.shape[2]
+        everything = ct.where(inside & (from_start == 0), keys, 0)
+        from_end, from_start = ct.maximum(from_end, everything), ct.maximum(from_start, everything)
+    return from_end, from_start
+
+
+@ct.kernel
+def attention_span_kernel(mask, reaches, MASK: Int, ROWS: Int, COLUMNS: Int):
+    row, batch, head = ct.bid(0), ct.bid(1), ct.bid(2)
+    from_end, from_start = reach(mask, batch, head, row, ROWS, COLUMNS, MASK)
+    ct.store(reaches, (batch, head, 0, row), ct.reshape(ct.max(from_end), (1, 1, 1, 1)))
+    ct.store(reaches, (batch, head, 1, row), ct.reshape(ct.max(from_start), (1, 1, 1, 1)))
+
+
+@ct.kernel
+def attention_prefill_kernel(
+    q, k, v, mask, reaches, y, factor,
+    QUERIES: Int, KEYS: Int, WIDTH: Int, VALUE_WIDTH: Int, CAUSAL: Flag, MASK: Int, MASK_ROWS: Int,
+):  # fmt: skip
+    batch, head = ct.bid(0) // q.shape[1], ct.bid(0) % q.shape[1]
+    row = ct.num_blocks(1) - 1 - ct.bid(1)
+    key_head = head // (q.shape[1] // k.shape[1])
+    keys = k.shape[2]
+    query = ct.load(q, (batch, head, row, 0), (1, 1, QUERIES, WIDTH), padding_mode=ZERO)
+    query = ct.reshape(query, (QUERIES, WIDTH))
+    top = ct.full((QUERIES, 1), -INFINITY, ct.float32)
+    total = ct.zeros((QUERIES, 1), ct.float32)
+    out = ct.zeros((QUERIES, VALUE_WIDTH), ct.float32)
+    if MASK == NO_MASK:
+        full, stop = keys // KEYS, ct.cdiv(keys, KEYS)
+        if CAUSAL:
+            full = ct.minimum(full, (row * QUERIES + 1) // KEYS)
+            stop = ct.minimum(stop, ct.cdiv((row + 1) * QUERIES, KEYS))
+        for step in range(full):
+            scores = products(query, k, batch, key_head, step, KEYS)
+            values = read_values(v, batch, key_head, step, (KEYS, VALUE_WIDTH))
+            top, total, out = attend(scores, factor, values, top, total, out)
+        for step in range(full, stop):
+            scores = products(query, k, batch, key_head, step, KEYS)
+            column = step * KEYS + ct.reshape(ct.arange(KEYS, dtype=ct.int32), (1, KEYS))
+            seen = column < keys
+            if CAUSAL:
+                seen = seen & (column <= row * QUERIES + ct.reshape(ct.arange(QUERIES, dtype=ct.int32), (QUERIES, 1)))
+            values = read_values(v, batch, key_head, step, (KEYS, VALUE_WIDTH))
+            top, total, out = attend(ct.where(seen, scores, -INFINITY), factor, values, top, total, out)
+    else:
+        mask_row = row if MASK_ROWS > 1 else 0
+        place = (batch % mask.shape[0], head % mask.shape[1])
+        from_end = ct.load(reaches, (*place, 0, mask_row), (1, 1, 1, 1)).item()
+        from_start = ct.load(reaches, (*place, 1, mask_row), (1, 1, 1, 1)).item()
+        for step in range((keys - from_end) // KEYS, ct.cdiv(from_start, KEYS)):
+            tile = read_mask(mask, batch, head, mask_row, step, (MASK_ROWS, KEYS), MASK)
+            scores, rest = masked(products(query, k, batch, key_head, step, KEYS), factor, tile, MASK)
+            values = read_values(v, batch, key_head, step, (KEYS, VALUE_WIDTH))
+            top, total, out = attend(scores, rest, values, top, total, out)
+    out = out * (1.0 / ct.where(total > 0.0, total, 1.0))
+    ct.store(y, (batch, row, head, 0), ct.astype(ct.reshape(out, (1, QUERIES, 1, VALUE_WIDTH)), y.dtype))
+
+
+@ct.kernel
+def attention_decode_kernel(
+    q, k, v, mask, y, parts, levels, factor,
+    HEADS: Int, QUERIES: Int, KEYS: Int, WIDTH: Int, VALUE_WIDTH: Int, MASK: Int, MASK_ROWS: Int, COLUMNS: Int,
+    DIRECT: Flag,
+):  # fmt: skip
+    batch, head = ct.bid(0) // k.shape[1], ct.bid(0) % k.shape[1]
+    rows = HEADS * QUERIES
+    keys = k.shape[2]
+    query = ct.load(q, (batch, head, 0, 0, 0), (1, 1, HEADS, QUERIES, WIDTH), padding_mode=ZERO)
+    query = ct.reshape(query, (rows, WIDTH))
+    first, last = 0, ct.cdiv(keys, KEYS)
+    if MASK != NO_MASK:
+        from_end, from_start = reach(mask, batch, 0, 0, MASK_ROWS, COLUMNS, MASK)
+        first, last = (keys - ct.max(from_end)) // KEYS, ct.cdiv(ct.max(from_start), KEYS)
+    share = ct.cdiv(ct.maximum(last - first, 0), ct.num_blocks(1))
+    first = first + ct.bid(1) * share
+    last = ct.minimum(first + share, last)
+    top = ct.full((rows, 1), -INFINITY, ct.float32)
+    total = ct.zeros((rows, 1), ct.float32)
+    out = ct.zeros((rows, VALUE_WIDTH), ct.float32)
+    for step in range(first, last):
+        scores = products(query, k, batch, head, step, KEYS)
+        if MASK == NO_MASK:
+            column = step * KEYS + ct.reshape(ct.arange(KEYS, dtype=ct.int32), (1, KEYS))
+            scores, rest = ct.where(column < keys, scores, -INFINITY), factor
+        else:
+            tile = read_mask(mask, batch, 0, 0, step, (MASK_ROWS, KEYS), MASK)
+            if MASK_ROWS > 1:  # the mask has a row for each query, which all heads share
+                tile = ct.broadcast_to(ct.reshape(tile, (1, QUERIES, KEYS)), (HEADS, QUERIES, KEYS))
+                tile = ct.reshape(tile, (rows, KEYS))
+            scores, rest = masked(scores, factor, tile, MASK)
+        values = read_values(v, batch, head, step, (KEYS, VALUE_WIDTH))
+        top, total, out = attend(scores, rest, values, top, total, out)
+    level = ct.where(total > 0.0, top + ct.log2(ct.where(total > 0.0, total, 1.0)), -INFINITY)
+    out = out * (1.0 / ct.where(total > 0.0, total, 1.0))
+    if DIRECT:
+        out = ct.permute(ct.reshape(out, (HEADS, QUERIES, VALUE_WIDTH)), (1, 0, 2))
+        ct.store(y, (batch, 0, head, 0, 0), ct.astype(ct.reshape(out, (1, QUERIES, 1, HEADS, VALUE_WIDTH)), y.dtype))
+    else:
+        ct.store(parts, (ct.bid(0), ct.bid(1), 0, 0), ct.reshape(out, (1, 1, rows, VALUE_WIDTH)))
+        ct.store(levels, (ct.bid(0), ct.bid(1), 0), ct.reshape(level, (1, 1, rows)))
+
+
+@ct.kernel
+def attention_combine_kernel(parts, levels, y, QUERIES: Int, SHARES: Int, VALUE_WIDTH: Int):
+    length, key_heads, heads = y.shape[1], y.shape[2], y.shape[3]
+    group, position = ct.bid(0) // length, ct.bid(0) % length
+    batch, head = ct.bid(1) // key_heads, ct.bid(1) % key_heads
+    row = group * QUERIES + position
+    level = ct.load(levels, (ct.bid(1), 0, row), (1, SHARES, 1), padding_mode=ct.PaddingMode.NEG_INF)
+    level = ct.reshape(level, (SHARES, 1))
+    top = ct.max(level)
+    weights = ct.exp2(level - ct.where(top > -INFINITY, top, 0.0))
+    total = ct.sum(weights)
+    part = ct.load(parts, (ct.bid(1), 0, row, 0), (1, SHARES, 1, VALUE_WIDTH), padding_mode=ZERO)
+    out = ct.sum(ct.reshape(part, (SHARES, VALUE_WIDTH)) * weights, axis=0) / ct.where(total > 0.0, total, 1.0)
+    out = ct.astype(ct.reshape(out, (1, 1, 1, 1, VALUE_WIDTH)), y.dtype)
+    ct.store(y, (batch, position, head, group, 0), out)
+
+
+def gqa_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attention in which every query sees every key.
+
+    Args:
+        q: Queries [B, Hq, S, D]; any strides, a unit stride in the last dimension avoids a copy. The same of k and v.
+        k: Keys [B, Hk, T, D]; Hq is a multiple of Hk.
+        v: Values [B, Hk, T, Dv].
+        scale: Factor on the products of queries and keys.
+
+    Returns:
+        Contiguous [B, S, Hq, Dv] in the dtype of the queries.
+    """
+    return _attention(q, k, v, None, scale, causal=False)
+
+
+def gqa_attention_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """`gqa_attention` in which query i sees keys 0 to i."""
+    return _attention(q, k, v, None, scale, causal=True)
+
+
+def gqa_attention_masked(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """`gqa_attention` under `mask`, boolean (True = attend) or added, that broadcasts to [B, Hq, S, T]."""
+    return _attention(q, k, v, mask, scale, causal=False)
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, *, causal: bool
+) -> torch.Tensor:
+    batch, heads, length, _ = q.shape
+    y = torch.empty((batch, length, heads, v.shape[3]), dtype=q.dtype, device=q.device)
+    if scale < 0:  # the kernels take the maximum before they scale
+        q, scale = -q, -scale
+    q, k, v = _unit_stride(q), _unit_stride(k), _unit_stride(v)
+    if mask is not None:
+        mask = _compact(mask, k.shape[2])
+    if y.numel():
+        if is_decode(length, heads // k.shape[1], mask, causal):
+            run_decode(q, k, v, mask, y, scale, choose_decode_tiling(q.shape[3], q.itemsize))
+        else:
+            run_prefill(q, k, v, mask, y, scale, causal, choose_prefill_tiling(q.shape[3], q.itemsize))
+    return y
+
+
+def is_decode(length: int, group: int, mask: torch.Tensor | None, causal: bool) -> bool:
+    """Whether the decode kernel takes `length` queries of `group` heads a key head."""
+    shared = mask is None or mask.shape[1] == 1
+    return not causal and shared and length <= DECODE_QUERIES and _power(group) * _power(length) <= DECODE_ROWS
+
+
+def choose_prefill_tiling(width: int, itemsize: int) -> Tiling:
+    """Tiles of the prefill kernel. 64 x 128 at two blocks is best at D = 128: 128 x 128 took twice as long."""
+    if itemsize == 4:  # no tensor cores: `ct.mma` unrolls into multiply-add instructions
+        return Tiling(32 if width <= 128 else 16, 32, 1)
+    return Tiling(64, 128, 2) if width <= 128 else Tiling(64, 64, 1)
+
+
+def choose_decode_tiling(width: int, itemsize: int) -> Tiling:
+    """Tiles of the decode kernel: 16 KiB of keys and of values in flight for each step of a block."""
+    return Tiling(0, max(16, 16384 // (_power(width) * itemsize)), 2)
+
+
+def run_prefill(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, y: torch.Tensor,
+    scale: float, causal: bool, tiling: Tiling,
+) -> None:  # fmt: skip
+    """Fill y [B, S, Hq, Dv] with the prefill kernel; a mask is [1 or B, 1 or Hq, 1 or S, T]."""
+    batch, heads, length, width = q.shape
+    kind, mask_rows, reaches = NO_MASK, 1, q  # a kernel takes no None; it reads neither this nor the mask then
+    if mask is None:
+        mask = q
+    else:
+        kind = BOOLEAN if mask.dtype == torch.uint8 else ADDITIVE
+        mask_rows = tiling.queries if mask.shape[2] > 1 else 1
+        rows = -(-mask.shape[2] // mask_rows)
+        reaches = torch.empty((*mask.shape[:2], 2, rows), dtype=torch.int32, device=q.device)
+        grid = (rows, mask.shape[0], mask.shape[1])
+        launch(attention_span_kernel, grid, (mask, reaches, kind, mask_rows, SPAN_COLUMNS))
+    launch(
+        _hinted(attention_prefill_kernel, tiling.occupancy),
+        (batch * heads, -(-length // tiling.queries)),
+        (
+            q, k, v, mask, reaches, y, scale * LOG2_E,
+            tiling.queries, tiling.keys, _power(width), _power(v.shape[3]), causal, kind, mask_rows,
+        ),
+    )  # fmt: skip
+
+
+def run_decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, y: torch.Tensor,
+    scale: float, tiling: Tiling,
+) -> None:  # fmt: skip
+    """Fill y [B, S, Hq, Dv] with the decode kernel; a mask is [1 or B, 1, 1 or S, T]."""
+    batch, heads, length, width = q.shape
+    key_heads, keys, value_width = k.shape[1], k.shape[2], v.shape[3]
+    group = heads // key_heads
+    queries = _power(length)
+    group_rows = max(_power(group), MIN_ROWS // queries)
+    kind, mask_rows = NO_MASK, 1
+    if mask is not None:
+        kind = BOOLEAN if mask.dtype == torch.uint8 else ADDITIVE
+        mask_rows = queries if mask.shape[2] > 1 else 1
+    pairs = batch * key_heads
+    wanted = tiling.blocks * _processors(q.device) // pairs
+    shares = max(1, min(wanted, -(-keys // tiling.keys), MAX_SHARES))
+    rows = group_rows * queries
+    parts = levels = q
+    if shares > 1:
+        parts = torch.empty((pairs, shares, rows, value_width), dtype=torch.float32, device=q.device)
+        levels = torch.empty((pairs, shares, rows), dtype=torch.float32, device=q.device)
+    grouped = y.view(batch, length, key_heads, group, value_width)
+    launch(
+        _hinted(attention_decode_kernel, tiling.occupancy),
+        (pairs, shares),
+        (
+            q.unflatten(1, (key_heads, group)), k, v, q if mask is None else mask, grouped, parts, levels,
+            scale * LOG2_E, group_rows, queries, tiling.keys, _power(width), _power(value_width),
+            kind, mask_rows, SPAN_COLUMNS, shares == 1,
+        ),
+    )  # fmt: skip
+    if shares > 1:
+        constants = (queries, _power(shares), _power(value_width))
+        launch(attention_combine_kernel, (group * length, pairs), (parts, levels, grouped, *constants))
+
+
+def _compact(mask: torch.Tensor, keys: int) -> torch.Tensor:
+    """The mask with four dimensions, those that are only expanded at size 1, a whole last one, bytes for booleans."""
+    mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
+    if mask.shape[3] != keys or (keys > 1 and mask.stride(3) != 1):
+        mask = mask.expand(*mask.shape[:3], keys).contiguous()
+    for dim in range(3):
+        if mask.stride(dim) == 0:
+            mask = mask.narrow(dim, 0, 1)
+    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+
+
+def _unit_stride(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.stride(3) == 1 else tensor.contiguous()
+
+
+def _power(size: int) -> int:
+    """The next power of two: a tile's side."""
+    return 1 << (size - 1).bit_length()
+
+
+@lru_cache(maxsize=None)
+def _hinted(kernel: ct.kernel, occupancy: int) -> ct.kernel:
+    """The kernel with this launch hint; each has compiled code of its own."""
+    return kernel.replace_hints(occupancy=occupancy)
+
+
+@lru_cache(maxsize=None)
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count

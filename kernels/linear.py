@@ -1,0 +1,264 @@
+"""Linear layers in cuTile: y = x W^T, and with `bias` or `residual` added before the one rounding at the end.
+
+    x [rows, K], weight [features, K], y [rows, features]; products are summed in float32, for every dtype.
+
+Three kernels. `linear_gemv_kernel` serves one row: it is bound by reading W, so a block owns FEATURES rows of W and
+walks along K in steps of DEPTH, multiplying into a [FEATURES, DEPTH] float32 tile that is summed over K once, at the
+end. `linear_gemm_kernel` serves the rest with `ct.mma` on ROWS x FEATURES x DEPTH tiles; blocks are numbered so that
+GROUP tiles of rows share the tiles of W while these are in the L2 cache. When its tiles are too few to fill the GPU,
+K is cut into SPLIT parts that are summed by `linear_reduce_kernel`, always in the same order, so a result never
+depends on timing.
+
+W may be row-major ([M, K], nn.Linear) or column-major (a transposed view of [K, M], GPT-2's Conv1D): the load takes
+the strides as they are. All sizes are allowed: tiles that stick out are filled with zeros, which add nothing.
+`ct.mma` on float32 tiles is a true float32 product (FMUL and FADD in the machine code, no tf32).
+
+`choose_tiling` picks tiles by shape; benchmarks/bench_gemm_attention.py sweeps them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import cuda.tile as ct
+import torch
+
+from tilegym_fx.launch import launch
+
+# What is added to the product before it is rounded: the parameter EPILOGUE of the kernels.
+NOTHING = 0
+BIAS = 1  # [features], one value a column
+RESIDUAL = 2  # [rows, features], one value an element
+
+#: Tiles of rows that share tiles of W in the L2 cache.
+GROUP = 8
+#: Prefetch depth of W: the deepest, because nothing else uses the memory meanwhile.
+LATENCY = 10
+#: Multiprocessors of an H200, for launches that no GPU tells about.
+MULTIPROCESSORS = 132
+#: A part of a split K keeps at least this many steps, so that its pipeline fills.
+MIN_STEPS = 4
+MAX_SPLIT = 8
+#: Elements of y that one block of the reduction sums.
+REDUCE_WIDTH = 512
+
+ZERO = ct.PaddingMode.ZERO
+Int = ct.Constant[int]
+Flag = ct.Constant[bool]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How one product is cut into blocks.
+
+    Attributes:
+        rows: Rows of x a block owns; 1 selects the GEMV kernel.
+        features: Rows of W, columns of y.
+        depth: Step along K.
+        occupancy: Blocks that should fit on one multiprocessor.
+        worker_warps: Warps that compute, 0 to leave it to the compiler.
+        tma: Whether W may come through the bulk-copy engine (GEMV; the GEMM always may).
+        split: Parts of K computed by blocks of their own.
+    """
+
+    rows: int
+    features: int
+    depth: int
+    occupancy: int = 1
+    worker_warps: int = 0
+    tma: bool = True
+    split: int = 1
+
+
+def added(sums, extra, row, column, epilogue):
+    """The float32 sums of one tile with the tile of the bias or the residual that belongs to it."""
+    if epilogue == BIAS:
+        bias = ct.load(extra, (column,), (sums.shape[1],), padding_mode=ZERO)
+        sums = sums + ct.reshape(ct.astype(bias, ct.float32), (1, sums.shape[1]))
+    if epilogue == RESIDUAL:
+        sums = sums + ct.astype(ct.load(extra, (row, column), sums.shape, padding_mode=ZERO), ct.float32)
+    return sums
+
+
+@ct.kernel
+def linear_gemv_kernel(x, weight, extra, y, EPILOGUE: Int, FEATURES: Int, DEPTH: Int, TMA: Flag):
+    column = ct.bid(0)
+    products = ct.zeros((FEATURES, DEPTH), ct.float32)
+    for k in range(ct.num_tiles(x, 1, (1, DEPTH))):
+        left = ct.load(x, (0, k), (1, DEPTH), padding_mode=ZERO)
+        shape = (FEATURES, DEPTH)
+        right = ct.load(weight, (column, k), shape, padding_mode=ZERO, latency=LATENCY, allow_tma=TMA)
+        products = products + ct.astype(right, ct.float32) * ct.astype(left, ct.float32)
+    sums = ct.reshape(ct.sum(products, axis=1), (1, FEATURES))
+    ct.store(y, (0, column), ct.astype(added(sums, extra, 0, column, EPILOGUE), y.dtype))
+
+
+@ct.kernel
+def linear_gemm_kernel(
+    x, weight, extra, y, parts, EPILOGUE: Int, ROWS: Int, FEATURES: Int, DEPTH: Int, SPLIT: Int
+):  # fmt: skip
+    row, column = grouped(ct.bid(0), ct.cdiv(x.shape[0], ROWS), ct.cdiv(weight.shape[0], FEATURES))
+    steps = ct.cdiv(x.shape[1], DEPTH)
+    first = ct.bid(1) * ct.cdiv(steps, SPLIT)
+    last = ct.minimum(first + ct.cdiv(steps, SPLIT), steps)
+    sums = ct.zeros((ROWS, FEATURES), ct.float32)
+    for k in range(first, last):
+        left = ct.load(x, (row, k), (ROWS, DEPTH), padding_mode=ZERO)
+        right = ct.load(weight, (k, column), (DEPTH, FEATURES), order=(1, 0), padding_mode=ZERO)
+        sums = ct.mma(left, right, sums)
+    if SPLIT == 1:
+        ct.store(y, (row, column), ct.astype(added(sums, extra, row, column, EPILOGUE), y.dtype))
+    else:
+        ct.store(parts, (ct.bid(1), row, column), ct.reshape(sums, (1, ROWS, FEATURES)))
+
+
+def grouped(block, rows, columns):
+    """Row and column of a block's tile: down GROUP rows, then the next column, at the end the next group."""
+    width = GROUP * columns
+    start = block // width * GROUP
+    height = ct.minimum(rows - start, GROUP)
+    return start + block % width % height, block % width // height
+
+
+@ct.kernel
+def linear_reduce_kernel(parts, extra, y, EPILOGUE: Int, WIDTH: Int, SPLIT: Int):
+    column, row = ct.bid(0), ct.bid(1)
+    sums = ct.zeros((1, WIDTH), ct.float32)
+    for part in range(SPLIT):
+        tile = ct.load(parts, (part, row, column), (1, 1, WIDTH), padding_mode=ZERO)
+        sums = sums + ct.reshape(tile, (1, WIDTH))
+    ct.store(y, (row, column), ct.astype(added(sums, extra, row, column, EPILOGUE), y.dtype))
+
+
+def choose_tiling(
+    rows: int, features: int, depth: int, *,
+    itemsize: int = 2, row_major: bool = True, processors: int = MULTIPROCESSORS,
+) -> Tiling:  # fmt: skip
+    """The tiling for a product of these sizes.
+
+    Args:
+        rows: Rows of x.
+        features: Rows of W.
+        depth: K.
+        itemsize: Bytes of an element.
+        row_major: Whether W is contiguous along K.
+        processors: Multiprocessors of the GPU.
+    """
+    if rows == 1:
+        return _gemv_tiling(features, depth, itemsize, row_major)
+    if itemsize == 4:  # multiply-add instructions, unrolled: larger tiles spill registers
+        tiling = Tiling(16, 64, 32) if rows <= 16 else Tiling(64, 64, 16)
+    elif rows <= 32:  # bound by reading W
+        tiling = Tiling(16 if rows <= 16 else 32, 64, 128, occupancy=4)
+    elif rows <= 64:
+        tiling = Tiling(64, 64, 128, occupancy=3)
+    elif rows * features >= 4096 * 4096:
+        tiling = Tiling(128, 256, 64, worker_warps=8)
+    else:
+        tiling = Tiling(128, 128, 64, occupancy=2)
+    split = _split(tiling, rows, features, depth, processors)
+    return tiling if split == 1 else Tiling(**{**vars(tiling), "split": split})
+
+
+def _gemv_tiling(features: int, depth: int, itemsize: int, row_major: bool) -> Tiling:
+    if not row_major:  # W is contiguous along the features: 128 bytes of them in one request
+        return Tiling(1, 64, 64, occupancy=4)
+    step = 2 // itemsize or 1
+    if features >= 32768:
+        return Tiling(1, 8, 512 * step, occupancy=2)
+    if depth >= 8192:
+        return Tiling(1, 16, 1024 * step, occupancy=2)
+    return Tiling(1, 4, 1024 * step if features >= 8192 else 512 * step, occupancy=4)
+
+
+def _split(tiling: Tiling, rows: int, features: int, depth: int, processors: int) -> int:
+    """Parts of K: enough for two blocks a multiprocessor, where the tiles alone give less than one."""
+    tiles = -(-rows // tiling.rows) * -(-features // tiling.features)
+    if tiles >= processors:
+        return 1
+    steps = -(-depth // tiling.depth)
+    parts = max(1, min(2 * processors // tiles, steps // MIN_STEPS, MAX_SPLIT))
+    return -(-steps // -(-steps // parts))  # no part stays empty
+
+
+def linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`input` [..., K] times `weight` [M, K] transposed.
+
+    Args:
+        input: Rows to project, any leading shape and strides.
+        weight: One row per output feature; a unit stride in either dimension avoids a copy.
+
+    Returns:
+        Contiguous [..., M] in the dtype of the input.
+    """
+    return _linear(input, weight, None, NOTHING)
+
+
+def linear_bias(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """`linear` plus `bias` [M], added in float32 before the result is rounded."""
+    return _linear(input, weight, bias, BIAS)
+
+
+def linear_add(input: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """`linear` plus `residual` [..., M], added in float32 before the one rounding, to their common dtype."""
+    return _linear(input, weight, residual, RESIDUAL)
+
+
+def _linear(
+    input: torch.Tensor, weight: torch.Tensor, extra: torch.Tensor | None, epilogue: int
+) -> torch.Tensor:  # fmt: skip
+    features, depth = weight.shape
+    x = _unit_stride(input.reshape(-1, depth))
+    weight = _unit_stride(weight)
+    dtype = x.dtype
+    if epilogue == RESIDUAL:
+        dtype = torch.promote_types(dtype, extra.dtype)
+        extra = _unit_stride(extra.expand(*input.shape[:-1], features).reshape(-1, features))
+    y = torch.empty((x.shape[0], features), dtype=dtype, device=x.device)
+    if y.numel():
+        tiling = choose_tiling(
+            x.shape[0], features, depth,
+            itemsize=x.itemsize, row_major=weight.stride(1) == 1, processors=_processors(x.device),
+        )  # fmt: skip
+        run_tiling(x, weight, extra, y, epilogue, tiling)
+    return y.view(*input.shape[:-1], features)
+
+
+def run_tiling(
+    x: torch.Tensor, weight: torch.Tensor, extra: torch.Tensor | None, y: torch.Tensor, epilogue: int, tiling: Tiling
+) -> None:
+    """Fill y [rows, features], cut as `tiling` says; the sweep in benchmarks/ calls this too."""
+    rows, features = y.shape
+    extra = weight if extra is None else extra  # a kernel takes no None; it does not read this
+    columns = -(-features // tiling.features)
+    if tiling.rows == 1:
+        kernel = _hinted(linear_gemv_kernel, tiling.occupancy, tiling.worker_warps)
+        launch(kernel, (columns,), (x, weight, extra, y, epilogue, tiling.features, tiling.depth, tiling.tma))
+        return
+    split = tiling.split
+    parts = x if split == 1 else torch.empty((split, rows, features), dtype=torch.float32, device=y.device)
+    kernel = _hinted(linear_gemm_kernel, tiling.occupancy, tiling.worker_warps)
+    shape = (tiling.rows, tiling.features, tiling.depth)
+    grid = (-(-rows // tiling.rows) * columns, split)
+    launch(kernel, grid, (x, weight, extra, y, parts, epilogue, *shape, split))
+    if split > 1:
+        grid = (-(-features // REDUCE_WIDTH), rows)
+        launch(linear_reduce_kernel, grid, (parts, extra, y, epilogue, REDUCE_WIDTH, split))
+
+
+def _unit_stride(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix if 1 in matrix.stride() else matrix.contiguous()
+
+
+@lru_cache(maxsize=None)
+def _hinted(kernel: ct.kernel, occupancy: int, worker_warps: int) -> ct.kernel:
+    """The kernel with these launch hints; each has compiled code of its own."""
+    return kernel.replace_hints(occupancy=occupancy, num_worker_warps=worker_warps or None)
+
+
+@lru_cache(maxsize=None)
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,119 @@
+"""Before: keys and values repeated for each query head, attention under a mask, transpose(1, 2).
+After:  one gqa_attention_masked that reads every key head once.
+Applies to [batch, heads, length, head_dim] with one head dimension for queries, keys and values.
+All heads share the mask; eager code adds it, so there it must be a float.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tilegym_fx.spelling import guard, spelling
+
+
+@spelling(
+    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/integrations/sdpa_attention.py#L85-L167"
+)
+def enable_gqa(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """The attention op shares keys and values itself."""
+    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    return attended.transpose(1, 2)
+
+
+@spelling(
+    source=(
+        "https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/integrations/sdpa_attention.py#L16-L25",
+        "https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/falcon/modeling_falcon.py#L333-L360",
+    )
+)
+def without_repeat(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Nothing is repeated where each query head has a key head, or all share one, which broadcasts."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
+
+
+@spelling(
+    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/llama/modeling_llama.py#L180-L202"
+)
+def eager(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Matrix products around a float32 softmax."""
+    return _eager(q, _share(k, q), _share(v, q), mask, scale, torch.float32)
+
+
+@spelling(
+    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/llama/modeling_llama.py#L168-L202"
+)
+def eager_without_repeat(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Matrix products around a float32 softmax, with nothing to repeat."""
+    return _eager(q, k, v, mask, scale, torch.float32)
+
+
+@spelling(
+    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/gpt2/modeling_gpt2.py#L55-L73"
+)
+def eager_softmax_in_own_dtype(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Matrix products around a softmax in the dtype of q, with nothing to repeat."""
+    return _eager(q, k, v, mask, scale, None)
+
+
+def _eager(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softmax_dtype: torch.dtype | None,
+) -> torch.Tensor:
+    scores = torch.matmul(q, k.transpose(-1, -2)) * scale
+    if mask is not None:
+        scores = scores + mask
+    weights = torch.softmax(scores, dim=-1, dtype=softmax_dtype).to(q.dtype)
+    return torch.matmul(weights, v).transpose(1, 2)
+
+
+def _share(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    batch, heads, length, width = x.shape
+    groups = q.shape[1] // heads
+    shared = x[:, :, None].expand(batch, heads, groups, length, width)
+    return shared.reshape(batch, heads * groups, length, width)
+
+
+@guard
+def heads_fit(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> str | None:
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+        return f"q, k and v have {q.dim()}, {k.dim()} and {v.dim()} dimensions, not 4"
+    if v.shape != k.shape or q.shape[-1] != k.shape[-1]:
+        return f"keys are {list(k.shape)} but values are {list(v.shape)}: the kernel has one head dimension"
+    if q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1]:
+        return f"q {list(q.shape)} has no whole group of heads for each key head of {list(k.shape)}"
+    return None
+
+
+@guard
+def mask_is_shared_by_heads(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> str | None:
+    if mask.dim() != 4 or mask.shape[0] not in (1, q.shape[0]) or mask.shape[1] != 1:
+        return f"the mask is {list(mask.shape)}, not [batch, 1, queries, keys]"
+    if tuple(mask.shape[2:]) != (q.shape[2], k.shape[2]):
+        return f"the mask covers {list(mask.shape[2:])} places, not {q.shape[2]} queries by {k.shape[2]} keys"
+    return None
+
+
+@guard(only=("eager", "eager_without_repeat", "eager_softmax_in_own_dtype"))
+def mask_is_added(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> str | None:
+    return None if mask.dtype == q.dtype else f"a mask of {mask.dtype} is added to scores of {q.dtype}"

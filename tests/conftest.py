@@ -1,0 +1,58 @@
+"""What every test can count on: no network, one thread a process, checks on, and golden files.
+
+Markers: ``gpu`` needs a CUDA device. ``golden`` is set by itself on tests that take the ``golden`` fixture.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TILEGYM_FX_CHECK", "1")
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden afresh (`make golden`)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark golden tests; leave gpu tests out where there is no GPU, unless they were asked for by name."""
+    for item in items:
+        if "golden" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.golden)
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    asked_for = config.option.markexpr.strip()
+    if not on_gpu or asked_for == "not gpu" or _cuda_is_there():
+        return
+    if asked_for == "gpu":
+        raise pytest.UsageError("no CUDA device here, and tests marked gpu need one")
+    for item in on_gpu:
+        item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _cuda_is_there() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """``golden(name, text)``: the text equals tests/golden/<name>; ``--update-golden`` writes it instead."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"tests/golden/{name} is missing: run `make golden` and read the diff"
+        assert text == path.read_text(encoding="utf-8"), "intended? run `make golden` and read the diff"
+
+    return check

@@ -1,0 +1,113 @@
+"""Which module may know which: the flow of the design as a table. A new module needs a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import networkx as nx
+import pytest
+from repository import PACKAGE, ROOT, imports, name, python_files
+
+#: Known to everyone, knowing nobody but each other.
+GROUND = frozenset({"errors", "settings", "results"})
+
+#: Module -> what it may import from tilegym_fx besides GROUND. `__init__` may name anything, lazily.
+MAY_IMPORT: dict[str, set[str]] = {
+    "schema": set(),
+    "spelling": set(),
+    "inventory": {"schema", "spelling"},
+    "provenance": set(),
+    "export": {"provenance"},
+    "normalize": set(),
+    "facts": {"normalize"},
+    "pattern": {"facts", "inventory", "normalize", "schema", "spelling"},
+    "match": {"facts", "normalize", "pattern", "schema"},
+    "cost": {"facts", "normalize"},
+    "plan": {"cost", "inventory", "match", "schema"},
+    "interpreter": set(),
+    "launch": {"interpreter"},
+    "compile": {"inventory", "launch"},
+    "ops": {"inventory", "launch", "schema"},
+    "rewrite": {"normalize", "ops"},
+    "emit": {"provenance"},
+    "apply": {"emit"},
+    "verify": set(),
+    "model_source": set(),
+    "pipeline": {
+        "apply", "cost", "emit", "export", "inventory", "match", "model_source", "normalize", "pattern",
+        "plan", "provenance", "rewrite", "verify",
+    },
+    "bench": {"inventory", "model_source", "pipeline", "verify"},
+    "reports": {"pipeline"},
+    "backend": {"cost", "export", "inventory", "pipeline", "plan", "reports", "rewrite"},
+    "scan": {"cost", "inventory", "model_source", "pipeline"},
+}  # fmt: skip
+
+#: Packages that only some modules may import: what they are about stays in one place.
+ONLY_IN: dict[str, set[str]] = {
+    "transformers": {"export", "model_source"},
+    "huggingface_hub": {"model_source"},
+    "cuda": {"compile", "interpreter", "launch"},
+    "networkx": {"match", "plan", "rewrite"},
+    "pydantic": {"schema", "inventory"},
+    "argparse": {"backend", "bench", "inventory", "scan"},
+}
+
+#: Module -> what it must not know of at all.
+MUST_NOT_KNOW: dict[str, set[str]] = {"schema": {"torch", "pathlib", "os"}, "results": {"pathlib", "os"}}
+
+FILES = [path for path in python_files("tilegym_fx") if path != PACKAGE / "__init__.py"]
+
+
+def module_of(path: Path) -> str:
+    """Name of the top-level module or sub-package that a file of the package belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def own_imports(path: Path) -> dict[str, int]:
+    """Modules of tilegym_fx that a file imports, itself and the ground left out, with a line each."""
+    found = {}
+    for dotted, line in imports(path):
+        top, _, rest = dotted.partition(".")
+        module = rest.split(".")[0]
+        if top == "tilegym_fx" and module not in GROUND | {module_of(path), ""}:
+            found[module] = line
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_module_imports_only_what_its_row_allows(path: Path) -> None:
+    module = module_of(path)
+    assert module in GROUND or module in MAY_IMPORT, (
+        f"{module} has no row in MAY_IMPORT: add one, and to docs/index.md"
+    )
+    extra = own_imports(path).keys() - MAY_IMPORT.get(module, set())
+    assert not extra, f"{module} may not import {sorted(extra)} (lines {own_imports(path)})"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_package_is_imported_only_where_it_belongs(path: Path) -> None:
+    module = module_of(path)
+    tops = {dotted.split(".")[0] for dotted, _ in imports(path)}
+    strangers = {top for top in tops & ONLY_IN.keys() if module not in ONLY_IN[top]}
+    assert not strangers | (tops & MUST_NOT_KNOW.get(module, set()))
+
+
+@pytest.mark.parametrize("module", sorted({module_of(path) for path in FILES}))
+def test_a_module_is_described_in_the_docs(module: str) -> None:
+    rows = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").splitlines()
+    assert any(f"`{module}`" in row.split("|")[1] for row in rows if row.startswith("|"))
+
+
+def test_the_table_has_no_cycle() -> None:
+    edges = [(module, target) for module, targets in MAY_IMPORT.items() for target in targets]
+    assert list(nx.simple_cycles(nx.DiGraph(edges))) == []
+
+
+@pytest.mark.parametrize("folder", ["patterns", "kernels"])
+def test_data_folders_know_one_module_each(folder: str) -> None:
+    allowed = {"patterns": "tilegym_fx.spelling", "kernels": "tilegym_fx.launch"}[folder]
+    for path in python_files(folder):
+        ours = {dotted for dotted, _ in imports(path) if dotted.startswith("tilegym_fx")}
+        assert all(dotted.startswith(f"{allowed}.") for dotted in ours), f"{name(path)}: {ours}"
+        assert "transformers" not in {dotted.split(".")[0] for dotted, _ in imports(path)}, name(path)

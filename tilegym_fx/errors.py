@@ -1,0 +1,136 @@
+"""One exception tree. Every class carries a fixed advice, so a message always ends with what to do next.
+
+A front door catches :class:`TilegymFxError` and prints ``error: <message>`` on one line; all else is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class TilegymFxError(Exception):
+    """Base of everything that tilegym_fx raises on purpose.
+
+    Args:
+        what: What happened and where, without a full stop at the end.
+        advice: What to do next; the class has a fixed one for when the caller knows nothing better.
+    """
+
+    advice: ClassVar[str] = "See docs/ for the rules"
+
+    def __init__(self, what: str, *, advice: str | None = None) -> None:
+        self.what = " ".join(what.split())
+        self.next_step = advice or self.advice
+        super().__init__(f"{self.what}. {self.next_step}.")
+
+
+class UsageError(TilegymFxError):
+    """A call or command line that makes no sense."""
+
+    advice = "Run the command with --help to see what it takes"
+
+
+class SettingsError(TilegymFxError):
+    """A TILEGYM_FX_* environment variable holds a value that it cannot take."""
+
+    advice = "Unset the variable or give it one of the values that the message names"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong in an inventory.
+
+    Attributes:
+        file: Path of the file, relative to its root where it lies below one.
+        field: Dotted field (``spec.entry_point``), or empty for the file as a whole.
+        problem: What is wrong.
+        fix: What to do about it.
+    """
+
+    file: str
+    field: str
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}: {self.field}" if self.field else self.file
+        return f"{where}: {self.problem}; {self.fix}"
+
+
+class InventoryError(TilegymFxError):
+    """The inventory has faults; ``faults`` holds them all, the message the first."""
+
+    advice = "`python -m tilegym_fx.inventory check` with the same roots lists every fault"
+
+    def __init__(self, what: str, *, faults: Iterable[Fault] = (), advice: str | None = None) -> None:
+        self.faults = tuple(faults)
+        super().__init__(what, advice=advice)
+
+    @classmethod
+    def of(cls, faults: Iterable[Fault]) -> InventoryError:
+        """The error for these faults, of which there is at least one."""
+        listed = tuple(faults)
+        more = f" (and {len(listed) - 1} more)" if len(listed) > 1 else ""
+        return cls(f"the inventory has {len(listed)} fault(s): {listed[0]}{more}", faults=listed)
+
+
+class UnknownNameError(InventoryError):
+    """A Definition or Solution that no loaded inventory has."""
+
+    advice = "`python -m tilegym_fx.inventory list` shows the names that exist"
+
+
+class UnknownModelError(TilegymFxError):
+    """The model id, folder or type cannot be resolved to a class and a configuration."""
+
+    advice = "Give a hub id, a local folder with a config.json, or a transformers model type such as `llama`"
+
+
+class ExportError(TilegymFxError):
+    """The model, or a part of it, cannot be captured as a graph."""
+
+    advice = "Leave that part out, or report the model class with the versions of torch and transformers"
+
+
+class PatternError(TilegymFxError):
+    """A reference, spelling or guard cannot be made into a Pattern."""
+
+    advice = "Write it as plain PyTorch with the parameters of the Definition's inputs, in their order"
+
+
+class MatchError(TilegymFxError):
+    """Matching was asked for something impossible: an unknown name in only=/skip=, or strict and no match."""
+
+    advice = "`python -m tilegym_fx.scan MODEL` shows what matches and why the rest does not"
+
+
+class RewriteError(TilegymFxError):
+    """A planned replacement cannot be put into the graph or the source."""
+
+    advice = "Leave the named Definition out with skip=, and report it with the scan of the model"
+
+
+class KernelError(TilegymFxError):
+    """A kernel cannot be loaded, compiled, launched or interpreted."""
+
+    advice = 'On a GPU machine install "tilegym_fx[cuda]"; on a CPU set TILEGYM_FX_INTERPRET=1'
+
+
+class ApplyError(TilegymFxError):
+    """An emitted module cannot be bound to this model instance."""
+
+    advice = "Emit it again with the installed version of transformers"
+
+
+class VerifyError(TilegymFxError):
+    """The rewritten model does not compute what the original does."""
+
+    advice = "Leave the named Definition out with skip=; the model has been put back as it was"
+
+
+class InternalError(TilegymFxError):
+    """A check of tilegym_fx on itself failed (a pass broke its own postcondition)."""
+
+    advice = "This is a bug: report it with the model's class and the versions of torch and transformers"

@@ -1,0 +1,12 @@
+"""A model, or any module with sample inputs, to an ATen graph that still knows its source lines.
+
+Graphs come from a non-strict ``torch.export`` under ``no_grad`` and are not decomposed: ``aten.linear``,
+``aten.silu`` and ``aten.scaled_dot_product_attention`` are whole. Parameters and buffers are placeholders
+with their own dtypes.
+"""
+
+from tilegym_fx.export.phases import build, export_phase
+from tilegym_fx.export.sites import site_of
+from tilegym_fx.export.trace import ExportedGraph, export_module
+
+__all__ = ["ExportedGraph", "build", "export_module", "export_phase", "site_of"]

@@ -1,0 +1,53 @@
+"""What transformers models need to be traced: caches as inputs, and masks as they are when the model runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+from torch import nn
+
+#: Names of the cache among the arguments and the results of a model, newest first.
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+
+
+def register(model: nn.Module) -> None:
+    """Let ``torch.export`` take and return the caches of a model, through transformers' own exporters."""
+    from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
+
+    register_cache_pytrees_for_model(cast(Any, model))
+
+
+def cache_name(model: nn.Module) -> str | None:
+    """Name of the argument that takes the cache, or None when the model takes none."""
+    accepted = inspect.signature(model.forward).parameters
+    return next((name for name in CACHE_NAMES if name in accepted), None)
+
+
+@contextmanager
+def masks_as_when_run(inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Let transformers skip the attention masks that it skips outside of a trace, while the body runs.
+
+    Run without padding, a model passes no mask to ``scaled_dot_product_attention``, which then takes its fast
+    kernels. While exporting, transformers builds the mask all the same: a graph of symbolic sizes would need
+    it. With static sizes that is not what the user runs. Masks given as inputs are still built, as their
+    values are not known.
+    """
+    from transformers import masking_utils
+
+    is_tracing: Callable[..., bool] = vars(masking_utils)["is_tracing"]
+    stand_ins: dict[str, Callable[..., Any]] = {
+        "is_torchdynamo_exporting": lambda: False,
+        "is_tracing": lambda tensor=None: tensor is not None and is_tracing(tensor),
+    }
+    if inputs.get("position_ids") is None:
+        # The positions that a model counts by itself never hold several packed sequences.
+        stand_ins["find_packed_sequence_indices"] = lambda position_ids: None
+    originals = {name: vars(masking_utils)[name] for name in stand_ins if name in vars(masking_utils)}
+    vars(masking_utils).update({name: stand_ins[name] for name in originals})
+    try:
+        yield
+    finally:
+        vars(masking_utils).update(originals)

@@ -1,0 +1,118 @@
+"""Builds a model without weights, and captures the two calls that generation is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+from contextlib import nullcontext
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tilegym_fx.errors import ExportError, UnknownModelError
+from tilegym_fx.export import caches
+from tilegym_fx.export.trace import MODEL_ERRORS, ExportedGraph, describe, export_module
+from tilegym_fx.results import Phase
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def build(
+    config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16, *, trust_remote_code: bool = False
+) -> nn.Module:
+    """The causal language model of a configuration on ``meta``, in eval mode: all shapes, no memory.
+
+    Args:
+        config: What :func:`tilegym_fx.model_source.resolve_model` gave.
+        dtype: Dtype of the parameters. Buffers that a model keeps in float32, such as ``inv_freq``, stay so.
+        trust_remote_code: Allow code that comes with the configuration to be executed.
+
+    Raises:
+        UnknownModelError: The model cannot be built from this configuration.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    except MODEL_ERRORS as error:
+        raise UnknownModelError(
+            f"no {config.model_type!r} model can be built from this configuration: {describe(error)}",
+            advice="Check the sizes in its config.json",
+        ) from error
+    built: nn.Module = model.eval()
+    return built
+
+
+def export_phase(model: nn.Module, phase: Phase, batch: int = 1, seq: int = 2048) -> ExportedGraph:
+    """Capture what ``generate()`` calls: the prompt, or one more token.
+
+    Prefill is ``batch`` x ``seq`` tokens with a cache that is still empty, and the logits of the last
+    position alone; decode is one token a row against the cache that such a prefill leaves. There is no
+    padding, hence no mask but that of sliding windows. The cache is whichever kind the model itself makes:
+    dynamic, sliding, recurrent or a mixture.
+
+    Raises:
+        ExportError: The sizes make no sense for this model, it keeps no cache, or it cannot be traced.
+    """
+    if batch < 1 or seq < 1:
+        raise ExportError(
+            f"batch {batch} and seq {seq} leave nothing to export", advice="Give sizes of 1 and more"
+        )
+    _check_length(model, phase, seq)
+    started = time.perf_counter()
+    device = next(model.parameters()).device
+    kwargs: dict[str, Any] = {"use_cache": True}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        kwargs["logits_to_keep"] = 1
+    length = seq
+    if phase == "decode":
+        length = 1
+        name, cache = _filled_cache(model, _tokens(batch, seq, device), kwargs)
+        kwargs[name] = cache
+    kwargs["input_ids"] = _tokens(batch, length, device)
+    prepared = time.perf_counter() - started
+    graph = export_module(model, (), kwargs, phase=phase)
+    stages = MappingProxyType({"inputs": prepared, **graph.stages})
+    return dataclasses.replace(graph, seconds=prepared + graph.seconds, stages=stages)
+
+
+def _tokens(batch: int, length: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(batch, length, dtype=torch.long, device=device)
+
+
+def _check_length(model: nn.Module, phase: Phase, seq: int) -> None:
+    """Learned positions end where their table does; rotary ones go on."""
+    config = getattr(model, "config", None)
+    limit = getattr(config, "n_positions", None)
+    total = seq + (phase == "decode")
+    if isinstance(limit, int) and total > limit:
+        raise ExportError(
+            f"{type(model).__name__} has {limit} positions, and {phase} with seq {seq} needs {total}",
+            advice=f"Give a seq of at most {limit - (phase == 'decode')}",
+        )
+
+
+def _filled_cache(model: nn.Module, prompt: torch.Tensor, kwargs: dict[str, Any]) -> tuple[str, Any]:
+    """The argument that takes a cache, and the cache that a prompt leaves; nothing is computed."""
+    name = caches.cache_name(model)
+    if name is None:
+        raise ExportError(f"{type(model).__name__} takes no cache", advice="Scan its prefill phase alone")
+    on_meta = prompt.device.type == "meta"
+    mode = nullcontext() if on_meta else FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with torch.no_grad(), mode:
+            results = model(input_ids=prompt, **kwargs)
+    except MODEL_ERRORS as error:
+        raise ExportError(f"{type(model).__name__} cannot fill its cache: {describe(error)}") from error
+    cache = next(
+        (value for key in caches.CACHE_NAMES if (value := getattr(results, key, None)) is not None), None
+    )
+    if cache is None:
+        raise ExportError(f"{type(model).__name__} returns no cache", advice="Scan its prefill phase alone")
+    return name, cache

@@ -1,0 +1,144 @@
+"""Captures any module with sample inputs, and leaves it as it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from tilegym_fx.errors import ExportError
+from tilegym_fx.export.regions import drop_capture_noise, flatten_regions
+from tilegym_fx.results import Phase
+
+#: What running, building or tracing somebody else's model can raise; torch's tracing errors are among them.
+MODEL_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExportedGraph:
+    """A captured model.
+
+    Attributes:
+        graph_module: The flat ATen graph, with ``val``, ``nn_module_stack`` and ``stack_trace`` in each meta.
+        phase: Which call of the model it is.
+        seconds: Wall time of the capture, its inputs included.
+        model: The module that was captured.
+        parameters: Placeholder -> name of the parameter or buffer in the module. Of the placeholders of a
+            tied weight one is read.
+        stages: Wall time of each step, adding up to ``seconds``.
+    """
+
+    graph_module: GraphModule
+    phase: Phase
+    seconds: float
+    model: nn.Module
+    parameters: Mapping[str, str]
+    stages: Mapping[str, float]
+
+
+def export_module(
+    module: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    phase: Phase = "prefill",
+    dynamic_shapes: Any = None,
+) -> ExportedGraph:
+    """Capture one call of a module.
+
+    Works on ``meta``, CPU and CUDA modules alike: the trace runs on fake tensors, so nothing is computed and
+    no weight is copied. The module, its buffers and its attributes are as before when this returns.
+
+    Args:
+        module: Any module, in the mode (train or eval) that its user left it in.
+        args: Positional sample inputs; their values do not matter, a transformers cache may be among them.
+        kwargs: Keyword sample inputs.
+        phase: What to call the graph.
+        dynamic_shapes: As in ``torch.export.export``. By default every size is static, and attention masks
+            that the model skips when it runs are skipped in the graph.
+
+    Raises:
+        ExportError: The call cannot be traced; the message names the model's own line where there is one.
+    """
+    started = time.perf_counter()
+    inputs = dict(kwargs or {})
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_unchanged(module))
+        _enter_transformers(stack, module, inputs, static=dynamic_shapes is None)
+        program = _trace(module, args, inputs, dynamic_shapes)
+    traced = time.perf_counter()
+    graph_module = program.graph_module
+    flatten_regions(graph_module)
+    drop_capture_noise(graph_module)
+    done = time.perf_counter()
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    stages = {"trace": traced - started, "flatten": done - traced}
+    return ExportedGraph(
+        graph_module, phase, done - started, module, MappingProxyType(names), MappingProxyType(stages)
+    )
+
+
+def _trace(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    try:
+        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    except MODEL_ERRORS as error:
+        raise ExportError(f"{type(module).__name__} cannot be exported: {describe(error)}") from error
+
+
+def describe(error: BaseException) -> str:
+    """An error of somebody else's code in one line: its class, its first line, and where it was raised."""
+    text = (str(error).strip() or "no message").splitlines()[0].rstrip(". ")
+    where = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_name == "forward" and "torch/" not in code.co_filename.replace("\\", "/"):
+            where = f" (at {code.co_filename}:{traceback.tb_lineno})"
+        traceback = traceback.tb_next
+    return f"{type(error).__name__}: {text}{where}"
+
+
+def _enter_transformers(
+    stack: ExitStack, module: nn.Module, inputs: Mapping[str, Any], *, static: bool
+) -> None:
+    """What only models of transformers need; modules of other people never import it."""
+    if not any(cls.__module__.startswith("transformers.") for cls in type(module).__mro__):
+        return
+    from tilegym_fx.export import caches
+
+    caches.register(module)
+    if static:
+        stack.enter_context(caches.masks_as_when_run(inputs))
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Puts back every attribute, parameter and buffer that the body sets, adds or deletes in a module."""
+    tables = [table for part in module.modules() for table in _tables(part)]
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, saved in zip(tables, before, strict=True):
+            if table.keys() != saved.keys() or any(table[key] is not value for key, value in saved.items()):
+                table.clear()
+                table.update(saved)
+
+
+def _tables(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return vars(module), module._parameters, module._buffers, module._modules

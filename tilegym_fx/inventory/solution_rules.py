@@ -1,0 +1,129 @@
+"""Rules for Solutions beyond the schema: each yields a Problem for all that is wrong and runs nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tilegym_fx.inventory.definition_rules import place_problems
+from tilegym_fx.inventory.tags import tag_problems
+from tilegym_fx.schema import UNPARSABLE, Definition, Problem, Solution
+
+if TYPE_CHECKING:
+    from tilegym_fx.inventory.collect import Entry
+
+_HARDWARE = re.compile(r"SM\d{2,3}")
+
+
+def solution_file(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+    yield from place_problems(entry, "solutions")
+    if not entry.record.description:
+        yield Problem("description", "is missing", "say in one sentence how it is done")
+
+
+def cuda_tile(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+    spec = entry.record.spec
+    if spec.language != "cuda-tile":
+        yield Problem("spec.language", f"is {spec.language!r}", "ours are written in cuda-tile")
+    for hardware in spec.target_hardware:
+        if not _HARDWARE.fullmatch(hardware):
+            yield Problem("spec.target_hardware", f"{hardware!r} is no architecture", "write it like SM90")
+    if spec.destination_passing_style:
+        yield Problem("spec.destination_passing_style", "is true", "return the outputs and set it to false")
+
+
+def in_kernels(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+    if not re.fullmatch(r"kernels/\w+\.py", entry.record.entry_file):
+        yield Problem(
+            "spec.entry_point",
+            f"its file is {entry.record.entry_file!r}",
+            "write kernels/<file>.py::<function>",
+        )
+    for index, source in enumerate(entry.record.sources):
+        if source.content is not None:
+            yield Problem(
+                f"sources.{index}.content", "is embedded", "keep the code in kernels/ and give its path alone"
+            )
+
+
+def sources_exist(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+    for index, source in enumerate(entry.record.sources):
+        if source.content is None and entry.root.find(entry.file, source.path) is None:
+            yield Problem(
+                f"sources.{index}.path", f"{source.path!r} does not exist", "correct the path or add the file"
+            )
+
+
+def sources_embedded(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+    for index, source in enumerate(entry.record.sources):
+        if not source.content:
+            yield Problem(f"sources.{index}.content", "is missing", "embed the text of the file")
+
+
+def entry_point_exists(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+    solution = entry.record
+    if not solution.entry_file.endswith(".py"):
+        return
+    text = _text_of(entry, solution.entry_file)
+    if text is None:
+        return
+    try:
+        names = _global_names(ast.parse(text))
+    except UNPARSABLE as error:
+        yield Problem(
+            "spec.entry_point", f"{solution.entry_file} is no valid Python ({error})", "correct the code"
+        )
+        return
+    if solution.entry_function not in names:
+        yield Problem(
+            "spec.entry_point",
+            f"{solution.entry_file} has no global {solution.entry_function!r}",
+            "correct the name or add the function",
+        )
+
+
+def entry_point_signature(entry: Entry[Solution], definition: Definition) -> Iterator[Problem]:
+    text = _text_of(entry, entry.record.entry_file)
+    try:
+        tree = ast.parse(text or "")
+    except UNPARSABLE:
+        return
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    function = functions.get(entry.record.entry_function)
+    if function is None:
+        return
+    found = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+    if found != list(definition.inputs):
+        yield Problem(
+            "spec.entry_point",
+            f"its parameters are ({', '.join(found)})",
+            f"take the Definition's inputs in order: ({', '.join(definition.inputs)})",
+        )
+
+
+def solution_tags(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+    yield from tag_problems(entry.record.tags, ("dtype", "status"), frozenset())
+
+
+def _text_of(entry: Entry[Solution], path: str) -> str | None:
+    for source in entry.record.sources:
+        if source.path == path and source.content is not None:
+            return source.content
+    file = entry.root.find(entry.file, path)
+    return file.read_text(encoding="utf-8", errors="replace") if file else None
+
+
+def _global_names(tree: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        else:
+            names |= {
+                n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            }
+    return names

@@ -1,0 +1,100 @@
+"""Launching a cuTile kernel: on the current CUDA stream, or through the interpreter for CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import cuda.tile as ct
+import torch
+
+from tilegym_fx.errors import KernelError
+
+# Looked up once: a launch takes a few microseconds, of which attribute chains would be a visible part.
+_cuda_launch = ct.launch
+_current_device = getattr(torch._C, "_cuda_getDevice", None)
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch that was recorded instead of run.
+
+    Attributes:
+        kernel: The kernel, hints included.
+        grid: Its block counts.
+        args: Its arguments.
+    """
+
+    kernel: ct.kernel
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+
+
+_recording: ContextVar[list[Launch] | None] = ContextVar("tilegym_fx_recording", default=None)
+
+
+def launch(kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+    """Run ``kernel`` over ``grid``.
+
+    The device is that of the first tensor in ``args``. On a CUDA device the kernel is queued on that device's current
+    stream, asked for at every call because a kept stream would be the wrong one inside a CUDA graph capture. On the CPU
+    the interpreter runs it before this returns.
+
+    Args:
+        kernel: A function decorated with ``@ct.kernel``.
+        grid: One to three positive block counts.
+        args: The kernel's arguments in order; at least one is a tensor, and all tensors are on one device.
+
+    Raises:
+        KernelError: There is no tensor, or it is on a device that has no kernels.
+        InterpreterError: On the CPU, what the interpreter found wrong.
+    """
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            if not arg.is_cuda:
+                return _launch_off_gpu(arg, kernel, grid, args)
+            device = arg.get_device()
+            if device == _current_device():
+                return _cuda_launch(_current_stream(device), grid, kernel, args)
+            with torch.cuda.device(device):  # the default stream is 0 on every device
+                return _cuda_launch(_current_stream(device), grid, kernel, args)
+    raise KernelError(f"{_name(kernel)} launched without a tensor argument", advice="Pass the tensors it works on")
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Record launches on CPU and meta tensors instead of running them.
+
+    With meta tensors a kernel's entry point can be asked which launches a large shape leads to, without memory.
+
+    Yields:
+        The launches, in order; their outputs hold whatever the entry point allocated.
+    """
+    launches: list[Launch] = []
+    token = _recording.set(launches)
+    try:
+        yield launches
+    finally:
+        _recording.reset(token)
+
+
+def _launch_off_gpu(tensor: torch.Tensor, kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+    launches = _recording.get()
+    if launches is not None:
+        launches.append(Launch(kernel, tuple(grid), tuple(args)))
+        return
+    if tensor.device.type != "cpu":
+        raise KernelError(
+            f"{_name(kernel)} launched on a {tensor.device.type} tensor", advice="Kernels take CUDA and CPU tensors"
+        )
+    from tilegym_fx.interpreter import interpret  # only users of the CPU path pay for importing it
+
+    interpret(kernel, grid, args)
+
+
+def _name(kernel: ct.kernel) -> str:
+    return f"kernel {kernel._pyfunc.__name__}"

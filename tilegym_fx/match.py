@@ -1,0 +1,392 @@
+"""Pattern x graph -> Matches and Rejections. Reads the graph, never edits it; knows neither Solutions nor speed.
+
+The search starts at a pattern's rarest operation and goes along definitions and uses, trying both orders of
+commutative operands. A place that fits is then checked: who else reads its inner values, in-place writes between its
+nodes, a path that leaves the region and comes back, the pattern's own guards, and at last the proof: the function is
+traced again at the place's own tensors and literals and must give the identical graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Graph, Node
+
+from .facts import Facts, graph_facts
+from .normalize.aliasing import Writes
+from .normalize.casts import CAST
+from .normalize.edit import shape_key
+from .normalize.views import view_nodes
+from .pattern import OPEN, Captured, Form, Pattern, specialize
+from .results import Match, MatchKind, Rejection, Site
+
+if TYPE_CHECKING:
+    from .schema import Definition
+
+#: Places tried for one anchor before giving up: they differ only in which of several equal users is taken.
+_MAX_PLACES = 16
+_SHAREABLE = {*view_nodes(), CAST}
+
+
+class _Mismatch(Exception):
+    """Internal: a place does not fit; carries the reason for the Rejection."""
+
+    def __init__(self, why: Callable[[], str], nodes: Sequence[Node]):
+        self.why, self.nodes = why, tuple(nodes)
+
+
+class GraphIndex:
+    """What every pattern's search needs of one graph, computed once."""
+
+    def __init__(self, graph: Graph):
+        self.facts = graph_facts(graph)
+        self.position = {node: i for i, node in enumerate(graph.nodes)}
+        self.writes = Writes(graph)
+        self.by_operation: dict[Any, list[Node]] = defaultdict(list)
+        for node, facts in self.facts.items():
+            self.by_operation[facts.operation].append(node)
+
+
+@dataclass
+class _Search:
+    """One attempt to lay a pattern over a graph, with everything bound so far."""
+
+    pattern: Pattern
+    index: GraphIndex
+    bound: dict[Node, Node] = field(default_factory=dict)
+    taken: dict[Node, Node] = field(default_factory=dict)
+    scalars: dict[str, Any] = field(default_factory=dict)
+    deepest: int = 0
+    miss: Callable[[], str] | None = None
+    miss_node: Node | None = None
+
+    def places(self, anchor: Node, start: Node) -> Iterator[None]:
+        """Every way to complete the pattern with ``anchor`` laid on ``start``; read ``bound`` at each yield."""
+        for _ in self._lay(anchor, start):
+            yield from self._complete()
+
+    def _complete(self) -> Iterator[None]:
+        """Lay the pattern nodes that are users of laid ones, until none is left."""
+        open_node, source = self._next_user()
+        if open_node is None or source is None:
+            if len(self.taken) == len(self.pattern.nodes):
+                yield
+            return
+        here = self.bound[source]
+        operation = self.pattern.nodes[open_node].facts.operation
+        near = self.index.position[max(self.taken, key=self.index.position.__getitem__)]
+        users = [u for u in here.users if u not in self.taken and u in self.index.facts]
+        candidates = [u for u in users if self.index.facts[u].operation == operation]
+        if not candidates:
+            self._note(here, lambda: f"{here.name} is not read by {operation}, which the pattern needs next")
+        for user in sorted(candidates, key=lambda u: abs(self.index.position[u] - near)):
+            for _ in self._lay(open_node, user):
+                yield from self._complete()
+
+    def _next_user(self) -> tuple[Node | None, Node | None]:
+        """The most constrained open pattern node that reads a laid one, and the rarest laid value that it reads."""
+        best: tuple[int, int, Node, Node] | None = None
+        for laid, here in self.bound.items():
+            for user in self.pattern.users[laid]:
+                if user not in self.bound:
+                    known = sum(o in self.bound for o in self.pattern.nodes[user].facts.operands)
+                    rank = (known, -len(here.users))
+                    if best is None or rank > best[:2]:
+                        best = (*rank, user, laid)
+        return (None, None) if best is None else (best[2], best[3])
+
+    def _lay(self, wanted: Node, node: Node) -> Iterator[None]:
+        """Bind one pattern node and all that it reads."""
+        known = self.bound.get(wanted)
+        if known is not None:
+            if known is node:
+                yield
+            else:
+                self._note(node, lambda: f"{node.name} should be the same value as {known.name}")
+            return
+        if wanted in self.pattern.tensors:
+            if isinstance(node.meta.get("val"), torch.Tensor):
+                self.bound[wanted] = node
+                yield
+                del self.bound[wanted]
+            return
+        yield from self._lay_call(wanted, node)
+
+    def _lay_call(self, wanted: Node, node: Node) -> Iterator[None]:
+        here, spec = self.index.facts.get(node), self.pattern.nodes[wanted]
+        if here is None or node in self.taken or here.operation != spec.facts.operation:
+            self._note(node, lambda: f"found {_name(node)} where the pattern has {spec.facts.operation}")
+            return
+        captured = self._literals(node, here, spec.literals)
+        if captured is None or len(here.operands) != len(spec.facts.operands):
+            return
+        self.bound[wanted] = node
+        self.taken[node] = wanted
+        self.scalars.update(captured)
+        orders = [spec.facts.operands]
+        if spec.facts.commutes and here.commutes:
+            orders.append(spec.facts.operands[::-1])
+        for operands in orders:
+            yield from self._lay_all(list(zip(operands, here.operands, strict=True)))
+        del self.bound[wanted], self.taken[node]
+        for name in captured:
+            del self.scalars[name]
+
+    def _lay_all(self, pairs: list[tuple[Node, Node]]) -> Iterator[None]:
+        if not pairs:
+            yield
+            return
+        for _ in self._lay(*pairs[0]):
+            yield from self._lay_all(pairs[1:])
+
+    def _literals(self, node: Node, here: Facts, wanted: tuple[tuple[str, Any], ...]) -> dict[str, Any] | None:
+        """The scalars captured at this node, or None if a literal is another one."""
+        if len(here.literals) != len(wanted):
+            self._note(node, lambda: f"{node.name} has arguments that the pattern's {here.operation} has not")
+            return None
+        captured: dict[str, Any] = {}
+        for (place, value), (wanted_place, expected) in zip(here.literals, wanted, strict=True):
+            if isinstance(expected, Captured):
+                if not isinstance(value, int | float) or self.scalars.get(expected.name, value) != value:
+                    self._note(node, lambda v=value, e=expected: f"{v!r} at {node.name} cannot be {e.name}")
+                    return None
+                if expected.name not in self.scalars:
+                    captured[expected.name] = value
+            elif place != wanted_place or (expected is not OPEN and not _equal(value, expected)):
+                self._note(node, lambda p=place, v=value, e=expected: f"argument {p} of {node.name} is {v}, not {e}")
+                return None
+        return captured
+
+    def _note(self, node: Node, why: Callable[[], str]) -> None:
+        if len(self.taken) > self.deepest:
+            self.deepest, self.miss, self.miss_node = len(self.taken), why, node
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a == b and isinstance(a, bool) == isinstance(b, bool)
+
+
+def _name(node: Node) -> str:
+    return f"{node.name} ({node.target})" if node.op == "call_function" else f"{node.op} {node.name}"
+
+
+class Matcher:
+    """Finds the places of Patterns in one graph. Traces at matched inputs are kept between graphs."""
+
+    def __init__(self, definitions: Mapping[str, Definition], patterns: Iterable[Pattern]):
+        self._definitions = definitions
+        self._patterns = tuple(patterns)
+        self._exact: dict[Any, Pattern | None] = {}
+
+    def match(self, graph: Graph, site_of: Callable[[Node], Site]) -> tuple[list[Match], list[Rejection]]:
+        """All places where a pattern fits, and the nearest misses.
+
+        Matches may overlap; choosing is the plan's work. ``graph`` must be in normal form.
+        """
+        index = GraphIndex(graph)
+        matches: list[Match] = []
+        rejections: list[Rejection] = []
+        for pattern in self._patterns:
+            matches += self._match_pattern(pattern, index, site_of, rejections)
+        return _distinct(matches), rejections
+
+    def _match_pattern(self, pattern: Pattern, index: GraphIndex, site_of: Callable[[Node], Site],
+                       rejections: list[Rejection]) -> Iterator[Match]:  # fmt: skip
+        anchor = _rarest(pattern, index)
+        if anchor is None:
+            return
+        done: set[Node] = set()
+        for start in index.by_operation[pattern.nodes[anchor].facts.operation]:
+            if start in done:
+                continue
+            found = self._match_at(pattern, index, anchor, start, site_of)
+            if isinstance(found, Match):
+                done.update(found.nodes)
+                yield found
+            elif found is not None:
+                rejections.append(found)
+
+    def _match_at(self, pattern: Pattern, index: GraphIndex, anchor: Node, start: Node,
+                  site_of: Callable[[Node], Site]) -> Match | Rejection | None:  # fmt: skip
+        search = _Search(pattern, index)
+        mismatch: _Mismatch | None = None
+        for _ in islice(search.places(anchor, start), _MAX_PLACES):
+            try:
+                return self._check(search, site_of(start))
+            except _Mismatch as error:
+                mismatch = mismatch or error
+        if mismatch is not None:
+            why, nodes, depth = mismatch.why, mismatch.nodes, len(pattern.nodes)
+        elif search.miss is not None and search.miss_node is not None and 2 * search.deepest >= len(pattern.nodes):
+            why, nodes, depth = search.miss, (search.miss_node,), search.deepest
+        else:
+            return None
+        return Rejection(pattern.definition, pattern.spelling, why, (start, *nodes), depth, site_of(start))
+
+    def _check(self, search: _Search, site: Site) -> Match:
+        """The place as a Match, or the reason why it is none (raised as _Mismatch)."""
+        pattern, index = search.pattern, search.index
+        region = sorted(search.taken, key=index.position.__getitem__)
+        outputs = tuple(search.bound[o] for o in pattern.outputs)
+        shared = _shared(region, outputs)
+        _require_convex([n for n in region if n not in shared], index)
+        by_name = {name: search.bound[p] for p, name in pattern.tensors.items() if p in search.bound}
+        inputs = {p: by_name[p] if p in by_name else search.scalars[p] for p in pattern.parameters}
+        _require_unwritten(region, by_name.values(), index)
+        values = {k: v.meta["val"] if isinstance(v, Node) else v for k, v in inputs.items()}
+        _require_one_device(values, region)
+        form = self._proven_form(pattern, inputs, values, outputs, index)
+        nodes = tuple(n for n in region if n not in shared)
+        kind = _kind(self._definitions[pattern.definition], values)
+        return Match(pattern.definition, form.name, kind, inputs, outputs, nodes, tuple(shared), site)
+
+    def _proven_form(self, pattern: Pattern, inputs: Mapping[str, Any], values: Mapping[str, Any],
+                     outputs: tuple[Node, ...], index: GraphIndex) -> Form:  # fmt: skip
+        """The form whose trace at these very inputs is this very region."""
+        failure: _Mismatch | None = None
+        for form in pattern.forms:
+            try:
+                _require_guards(form, values, outputs)
+                self._require_identical(pattern, form, inputs, values, outputs, index)
+                return form
+            except _Mismatch as error:
+                failure = failure or error
+        assert failure is not None  # a pattern has at least one form
+        raise failure
+
+    def _require_identical(self, pattern: Pattern, form: Form, inputs: Mapping[str, Any], values: Mapping[str, Any],
+                           outputs: tuple[Node, ...], index: GraphIndex) -> None:  # fmt: skip
+        key = (pattern.definition, form.name, *(_value_key(v) for v in values.values()))
+        if key not in self._exact:
+            self._exact[key] = _specialize(pattern, form, values)
+        exact = self._exact[key]
+        if exact is None:
+            raise _Mismatch(lambda: f"{pattern.definition} is not defined for these shapes and dtypes", outputs)
+        search = _Search(exact, index)
+        by_name = {name: p for p, name in exact.tensors.items()}
+        search.bound.update({by_name[k]: v for k, v in inputs.items() if isinstance(v, Node)})
+        if not _lay_outputs(search, list(zip(exact.outputs, outputs, strict=True))):
+            reason = search.miss or (lambda: "the operations are the same but not their arguments")
+            raise _Mismatch(lambda: f"traced at these inputs it differs: {reason()}", outputs)
+
+
+def _require_guards(form: Form, values: Mapping[str, Any], outputs: tuple[Node, ...]) -> None:
+    for guard in form.guards:
+        if (reason := guard(**values)) is not None:
+            raise _Mismatch(lambda: reason, outputs)
+
+
+def _lay_outputs(search: _Search, pairs: list[tuple[Node, Node]]) -> bool:
+    return any(True for _ in search._lay_all(pairs))
+
+
+def _specialize(pattern: Pattern, form: Form, values: Mapping[str, Any]) -> Pattern | None:
+    modes = [m for v in values.values() if (m := getattr(v, "fake_mode", None)) is not None]
+    try:
+        if modes:
+            with modes[0]:
+                return specialize(pattern, form, values)
+        return specialize(pattern, form, values)
+    except (RuntimeError, ValueError, TypeError, AssertionError, IndexError):
+        return None  # the function does not run at these shapes: that is a reason, not a crash
+
+
+def _value_key(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return shape_key(value.shape), value.dtype, str(value.device)
+    return type(value).__name__, value
+
+
+def _rarest(pattern: Pattern, index: GraphIndex) -> Node | None:
+    """The pattern's operation that the graph has least of; None if it lacks one."""
+    have = {n: len(index.by_operation.get(p.facts.operation, ())) for n, p in pattern.nodes.items()}
+    need = Counter(p.facts.operation for p in pattern.nodes.values())
+    if any(len(index.by_operation.get(operation, ())) < count for operation, count in need.items()):
+        return None
+    return min(have, key=lambda n: have[n])
+
+
+def _shared(region: Sequence[Node], outputs: Sequence[Node]) -> list[Node]:
+    """Inner nodes that others read too: views and casts may stay beside the kernel, anything else refuses."""
+    inside = set(region)
+    shared = []
+    for node in region:
+        if node in outputs or all(u in inside for u in node.users):
+            continue
+        if node.target not in _SHAREABLE:
+            reader = next(u for u in node.users if u not in inside)
+            raise _Mismatch(lambda n=node, r=reader: f"the inner value {n.name} is also read by {_name(r)}", [node])
+        shared.append(node)
+    return _with_sources(shared, inside)
+
+
+def _with_sources(shared: list[Node], inside: set[Node]) -> list[Node]:
+    """What stays needs what it reads to stay."""
+    stay = list(shared)
+    for node in stay:
+        for source in node.all_input_nodes:
+            if source in inside and source not in stay:
+                if source.target not in _SHAREABLE:
+                    raise _Mismatch(lambda n=node: f"the inner value {n.name} is also read outside", [node])
+                stay.append(source)
+    return stay
+
+
+def _require_convex(region: Sequence[Node], index: GraphIndex) -> None:
+    """No path may leave the region and come back: the kernel would need its own result."""
+    inside, last = set(region), index.position[region[-1]]
+    todo = [u for n in region for u in n.users if u not in inside]
+    seen: set[Node] = set()
+    while todo:
+        node = todo.pop()
+        if node in seen or index.position[node] > last:
+            continue
+        seen.add(node)
+        for user in node.users:
+            if user in inside:
+                raise _Mismatch(lambda n=node: f"{n.name} reads the region and feeds it", [node])
+            todo.append(user)
+
+
+def _require_unwritten(region: Sequence[Node], inputs: Iterable[Node], index: GraphIndex) -> None:
+    """Nothing that the region reads or computes may be written in place while it is computed."""
+    if not index.writes:
+        return
+    first, last = region[0], region[-1]
+    for value in {*inputs, *region}:
+        if index.writes.touched(value) and index.writes.epoch(value, first) != index.writes.epoch(value, last):
+            raise _Mismatch(lambda v=value: f"{v.name} is written in place inside the region", [value])
+        if value in region and index.writes.touched(value) and value.target not in _SHAREABLE:
+            raise _Mismatch(lambda v=value: f"{v.name} is written in place later", [value])
+
+
+def _require_one_device(values: Mapping[str, Any], region: Sequence[Node]) -> None:
+    devices = {v.device for v in values.values() if isinstance(v, torch.Tensor) and v.dim()}
+    if len(devices) > 1:
+        raise _Mismatch(lambda: f"its inputs are on {len(devices)} devices", region[:1])
+
+
+def _kind(definition: Definition, values: Mapping[str, Any]) -> MatchKind:
+    declared = {k: s.dtype for k, s in definition.inputs.items() if s.shape is not None}
+    own = all(str(values[k].dtype).removeprefix("torch.") == d for k, d in declared.items())
+    return "exact" if own else "compatible"
+
+
+def _distinct(matches: list[Match]) -> list[Match]:
+    """One Match per Definition and region: several spellings or probes may fit the same place."""
+    seen: set[Any] = set()
+    out = []
+    for match in matches:
+        key = (match.definition, frozenset(match.nodes), match.outputs)
+        if key not in seen:
+            seen.add(key)
+            out.append(match)
+    return out
+
+
+__all__ = ["GraphIndex", "Matcher"]

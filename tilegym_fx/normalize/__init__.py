@@ -1,0 +1,101 @@
+"""The normal form: one flat list of small named passes, the same for patterns and for models.
+
+The result is still an ordinary, executable ATen graph; every pass keeps the values bit for bit (``rsqrt`` apart,
+which may differ in the last place from ``1 / sqrt``). ``node.meta["origins"]`` tells which exported values a node has.
+"""
+
+from __future__ import annotations
+
+from torch.fx import Graph
+
+from .. import settings
+from ..errors import InternalError
+from . import arithmetic, casts, cleanup, views
+from .aliasing import Writes
+from .edit import GraphPass, aten, calls
+
+#: Order matters only where the comment says so; the list runs until nothing changes.
+PASSES: tuple[GraphPass, ...] = (
+    cleanup.drop_asserts,
+    cleanup.default_args,
+    cleanup.drop_dropout,
+    cleanup.drop_copies,
+    arithmetic.tensor_overloads,
+    arithmetic.number_last,
+    arithmetic.split_rsub,
+    casts.one_cast,
+    casts.explicit_promotion,  # after one_cast: it must see which casts are real
+    casts.drop_round_trips,
+    views.dims_from_end,
+    views.one_transpose,
+    views.splits_to_slices,
+    views.plain_slices,
+    views.one_reshape,  # after splits_to_slices: an unbind leaves a reshape
+    views.plain_expands,
+    arithmetic.one_square,
+    arithmetic.one_rsqrt,
+    arithmetic.drop_identities,
+    arithmetic.explicit_scale,
+    arithmetic.one_addmm,
+    views.linear_keeps_rank,  # after one_addmm: Conv1D flattens rows around addmm
+    cleanup.merge_duplicates,
+    cleanup.drop_dead,
+)
+
+_MAX_ROUNDS = 8
+_ERASED = {
+    aten.alias.default, aten.square.default, aten.t.default, aten._to_copy.default, aten.mul.Scalar,
+    aten.add.Scalar, aten._assert_tensor_metadata.default,
+}  # fmt: skip
+
+
+def normalize(graph: Graph) -> int:
+    """Bring ``graph`` to the normal form in place.
+
+    Args:
+        graph: An ATen graph, not decomposed, whose nodes carry ``meta["val"]``.
+
+    Returns:
+        How many edits were made.
+
+    Raises:
+        InternalError: With ``TILEGYM_FX_CHECK=1``, if an entry or exit condition of the normal form fails.
+    """
+    for node in graph.nodes:
+        node.meta.setdefault("origins", (node.name,))
+    checked = settings.check()
+    if checked:
+        _require_values(graph, "on entry")
+    total = 0
+    for _ in range(_MAX_ROUNDS):
+        edits = sum(_run(graph_pass, graph, checked) for graph_pass in PASSES)
+        total += edits
+        if not edits:
+            break
+    if checked:
+        _require_normal(graph)
+    return total
+
+
+def _run(graph_pass: GraphPass, graph: Graph, checked: bool) -> int:
+    edits = graph_pass(graph)
+    if checked and edits:
+        graph.lint()
+        _require_values(graph, f"after {graph_pass.__name__}")
+    return edits
+
+
+def _require_values(graph: Graph, when: str) -> None:
+    for node in graph.nodes:
+        if node.op == "call_function" and "val" not in node.meta:
+            raise InternalError(f"{when}, node {node.name} ({node.target}) has no fake value")
+
+
+def _require_normal(graph: Graph) -> None:
+    writes = Writes(graph)
+    for node in calls(graph, _ERASED):
+        if not writes.touched(node) and not any(user.op == "output" for user in node.users):
+            raise InternalError(f"node {node.name} ({node.target}) should not be in the normal form")
+
+
+__all__ = ["PASSES", "normalize"]

@@ -1,0 +1,135 @@
+"""Passes that bring one piece of arithmetic to one form, bit for bit (rsqrt: to the last place)."""
+
+from __future__ import annotations
+
+from torch.fx import Graph, Node
+
+from .edit import aten, calls, fake_call, insert, is_tensor, replace, take_over, val
+
+_SCALAR_FORMS = {
+    aten.add.Scalar: aten.add.Tensor, aten.sub.Scalar: aten.sub.Tensor,
+    aten.mul.Scalar: aten.mul.Tensor, aten.div.Scalar: aten.div.Tensor,
+}  # fmt: skip
+
+
+def tensor_overloads(graph: Graph) -> int:
+    """``mul.Scalar`` and its like become ``mul.Tensor`` with a number."""
+    changed = 0
+    for node in calls(graph, set(_SCALAR_FORMS)):
+        replace(node, _SCALAR_FORMS[node.target], node.args)
+        changed += 1
+    return changed
+
+
+def number_last(graph: Graph) -> int:
+    """``2 * x`` and ``2 + x`` become ``x * 2`` and ``x + 2``."""
+    changed = 0
+    for node in calls(graph, {aten.add.Tensor, aten.mul.Tensor}):
+        if len(node.args) == 2 and not isinstance(node.args[0], Node) and isinstance(node.args[1], Node):
+            node.args = (node.args[1], node.args[0])
+            changed += 1
+    return changed
+
+
+def drop_identities(graph: Graph) -> int:
+    """``x * 1``, ``x / 1``, ``x + 0`` and ``x - 0`` are ``x`` where the dtype stays."""
+    neutral = {aten.mul.Tensor: 1, aten.div.Tensor: 1, aten.add.Tensor: 0, aten.sub.Tensor: 0}
+    changed = 0
+    for node in calls(graph, set(neutral)):
+        source, other = node.args[:2]
+        if isinstance(other, int | float) and other == neutral[node.target] and isinstance(source, Node):
+            if is_tensor(val(source)) and val(source).dtype == val(node).dtype and not _is_returned_copy(node):
+                take_over(node, source)
+                changed += 1
+    return changed
+
+
+def _is_returned_copy(node: Node) -> bool:
+    return any(user.op == "output" for user in node.users)
+
+
+def one_square(graph: Graph) -> int:
+    """``x ** 2`` and ``square(x)`` become ``x * x``."""
+    changed = 0
+    for node in calls(graph, {aten.pow.Tensor_Scalar, aten.square.default}):
+        if node.target is aten.square.default or node.args[1] == 2:
+            if val(node.args[0]).dtype == val(node).dtype:
+                replace(node, aten.mul.Tensor, (node.args[0], node.args[0]))
+                changed += 1
+    return changed
+
+
+def one_rsqrt(graph: Graph) -> int:
+    """``x ** -0.5``, ``1 / sqrt(x)`` and ``reciprocal(sqrt(x))`` become ``rsqrt(x)``."""
+    changed = 0
+    for node in calls(graph, {aten.pow.Tensor_Scalar, aten.reciprocal.default, aten.mul.Tensor, aten.div.Tensor}):
+        source = _inverse_root_of(node)
+        if source is not None:
+            replace(node, aten.rsqrt.default, (source,))
+            changed += 1
+    return changed + _divide_by_root(graph)
+
+
+def _inverse_root_of(node: Node) -> Node | None:
+    first = node.args[0]
+    if node.target is aten.pow.Tensor_Scalar and node.args[1] == -0.5 and isinstance(first, Node):
+        return first
+    root = first if node.target is aten.reciprocal.default else None
+    if isinstance(root, Node) and root.target is aten.sqrt.default and isinstance(root.args[0], Node):
+        return root.args[0]
+    return None
+
+
+def _divide_by_root(graph: Graph) -> int:
+    """``mul(reciprocal(sqrt(v)), 1)`` is how ``1 / sqrt(v)`` is traced; ``x / sqrt(v)`` stays: it rounds once."""
+    changed = 0
+    for node in calls(graph, {aten.mul.Tensor}):
+        source, number = node.args[0], node.args[1] if len(node.args) > 1 else None
+        if number == 1 and isinstance(source, Node) and source.target is aten.rsqrt.default:
+            take_over(node, source)
+            changed += 1
+    return changed
+
+
+def split_rsub(graph: Graph) -> int:
+    """``rsub(x, y)`` becomes ``y - x`` for tensors."""
+    changed = 0
+    for node in calls(graph, {aten.rsub.Tensor}):
+        if len(node.args) == 2:
+            replace(node, aten.sub.Tensor, (node.args[1], node.args[0]))
+            changed += 1
+    return changed
+
+
+def one_addmm(graph: Graph) -> int:
+    """``addmm``, ``mm`` and ``matmul`` with a 2-D weight become ``linear``, transposing the weight's view."""
+    changed = 0
+    for node in calls(graph, {aten.addmm.default, aten.mm.default, aten.matmul.default}):
+        bias, x, weight = node.args if node.target is aten.addmm.default else (None, *node.args)
+        if node.kwargs or not isinstance(weight, Node) or not _is_weight(weight) or not is_tensor(val(x)):
+            continue
+        if bias is not None and val(bias).dim() != 1 or val(x).dim() < 2:
+            continue
+        rows = insert(node, aten.transpose.int, (weight, -1, -2), fake_call(aten.transpose.int, (weight, -1, -2)))
+        args = (x, rows) if bias is None else (x, rows, bias)
+        replace(node, aten.linear.default, args)
+        changed += 1
+    return changed
+
+
+def _is_weight(node: Node) -> bool:
+    """A 2-D parameter, or the transposed view of one."""
+    if node.target in (aten.t.default, aten.transpose.int) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node.op in ("placeholder", "get_attr") and is_tensor(val(node)) and val(node).dim() == 2
+
+
+def explicit_scale(graph: Graph) -> int:
+    """``scaled_dot_product_attention`` gets the scale that it would compute itself."""
+    changed = 0
+    for node in calls(graph, {aten.scaled_dot_product_attention.default}):
+        width = val(node.args[0]).shape[-1]
+        if node.kwargs.get("scale") is None and isinstance(width, int):
+            node.kwargs = {**node.kwargs, "scale": width**-0.5}
+            changed += 1
+    return changed

@@ -1,0 +1,109 @@
+"""The whole pass as one flat function of named, timed stages."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from torch.fx import Graph, Node
+
+from .cost import Device, node_seconds
+from .match import Matcher
+from .normalize import normalize
+from .pattern import patterns_of
+from .plan import Policy, plan
+from .results import Plan, PlannedMatch, Rejection, Site
+
+if TYPE_CHECKING:
+    from .inventory import Inventory
+
+log = logging.getLogger("tilegym_fx")
+_matchers: WeakKeyDictionary[Inventory, Matcher] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the pass found in one graph.
+
+    Attributes:
+        plan: The chosen Matches and every Rejection.
+        nodes: Calls in the graph before normalisation.
+        seconds: Wall time per stage: ``normalize``, ``match``, ``plan``.
+        seconds_covered: Estimated device time of the chosen Solutions.
+        uncovered: Estimated device time of every other call that takes any, in graph order.
+    """
+
+    plan: Plan
+    nodes: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    seconds_covered: float = 0.0
+    uncovered: tuple[tuple[Node, float], ...] = ()
+
+    @property
+    def chosen(self) -> tuple[PlannedMatch, ...]:
+        return self.plan.chosen
+
+    @property
+    def rejections(self) -> tuple[Rejection, ...]:
+        return self.plan.rejections
+
+    @property
+    def seconds_total(self) -> float:
+        return self.seconds_covered + sum(s for _, s in self.uncovered)
+
+    @property
+    def coverage(self) -> float:
+        """Share of the estimated time that our kernels take, 0 to 1."""
+        total = self.seconds_total
+        return self.seconds_covered / total if total else 0.0
+
+
+def matcher_for(inventory: Inventory) -> Matcher:
+    """The matcher of an inventory; its patterns are traced once per process."""
+    if inventory not in _matchers:
+        patterns = [p for name in inventory.definitions for p in patterns_of(inventory, name)]
+        _matchers[inventory] = Matcher(inventory.definitions, patterns)
+    return _matchers[inventory]
+
+
+def find(graph: Graph, inventory: Inventory, policy: Policy, site_of: Callable[[Node], Site]) -> Outcome:
+    """Normalise the graph in place, match every Pattern, and plan. Nothing is rewritten.
+
+    Args:
+        graph: An ATen graph, not decomposed, with fake values in ``meta["val"]``.
+        inventory: Whose Definitions to look for.
+        policy: Device, ``only`` and ``skip``.
+        site_of: Where in the model's source a node comes from.
+    """
+    matcher = matcher_for(inventory)
+    nodes, seconds = sum(n.op == "call_function" for n in graph.nodes), {}
+    with _timed("normalize", seconds):
+        normalize(graph)
+    with _timed("match", seconds):
+        matches, misses = matcher.match(graph, site_of)
+    with _timed("plan", seconds):
+        chosen = plan(graph, matches, misses, inventory, policy)
+    log.info("%d nodes, %d matches, %d chosen, %d rejected", nodes, len(matches), len(chosen.chosen), len(chosen.rejections))
+    return Outcome(chosen, nodes, seconds, sum(p.seconds_after for p in chosen.chosen),
+                   tuple(_uncovered(graph, chosen, policy.device)))  # fmt: skip
+
+
+def _uncovered(graph: Graph, chosen: Plan, device: Device) -> Iterator[tuple[Node, float]]:
+    covered = {node for planned in chosen.chosen for node in planned.match.nodes}
+    for node in graph.nodes:
+        if node.op == "call_function" and node not in covered:
+            seconds = node_seconds(node, device)
+            if seconds > 0:
+                yield node, seconds
+
+
+@contextmanager
+def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[stage] = time.perf_counter() - start

@@ -1,0 +1,174 @@
+"""Policy: which Matches are taken, and by which Solution each is run.
+
+Where Matches overlap, the one that saves the most estimated time is taken; every loser becomes a Rejection that
+names the winner. Nothing here edits the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import networkx as nx
+import torch
+from torch.fx import Graph, Node
+
+from .cost import Device, node_seconds, region_seconds
+from .errors import MatchError
+from .results import Match, Plan, PlannedMatch, Rejection
+
+if TYPE_CHECKING:
+    from .inventory import Inventory
+    from .schema import Solution
+
+#: A fused kernel that the roofline puts this much behind the author's own ops is not taken.
+_WORST_RATIO = 1.02
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the user allows.
+
+    Attributes:
+        device: For estimates and for the Solutions' target hardware.
+        only: Names of the Definitions to use; None for all.
+        skip: Names of the Definitions to leave out.
+    """
+
+    device: Device
+    only: Collection[str] | None = None
+    skip: Collection[str] = ()
+
+    def allows(self, definition: str) -> bool:
+        return definition not in self.skip and (self.only is None or definition in self.only)
+
+
+def plan(graph: Graph, matches: Sequence[Match], misses: Iterable[Rejection], inventory: Inventory,
+         policy: Policy) -> Plan:  # fmt: skip
+    """Choose non-overlapping Matches and their Solutions.
+
+    Raises:
+        MatchError: If ``only`` or ``skip`` names a Definition that does not exist.
+    """
+    _require_known(policy, inventory)
+    candidates: list[PlannedMatch] = []
+    rejections: list[Rejection] = []
+    for match in matches:
+        if not policy.allows(match.definition):
+            rejections.append(_reject(match, lambda: "left out by only= or skip="))
+            continue
+        candidate = _priced(match, inventory, policy.device, rejections)
+        if candidate is not None:
+            candidates.append(candidate)
+    chosen = _break_cycles(graph, _without_overlap(graph, candidates, rejections), rejections)
+    covered = {node for planned in chosen for node in planned.match.nodes}
+    rejections += [miss for miss in misses if miss.nodes[0] not in covered]
+    return Plan(tuple(chosen), tuple(rejections))
+
+
+def _require_known(policy: Policy, inventory: Inventory) -> None:
+    for option, names in (("only", policy.only or ()), ("skip", policy.skip)):
+        unknown = sorted(set(names) - set(inventory.definitions))
+        if unknown:
+            raise MatchError(
+                f"{option}= names {unknown[0]!r}, which is no Definition",
+                advice="`python -m tilegym_fx.inventory list` shows the names that exist",
+            )
+
+
+def _reject(match: Match, why: Callable[[], str]) -> Rejection:
+    return Rejection(match.definition, match.spelling, why, match.nodes, len(match.nodes), match.site)
+
+
+def _priced(match: Match, inventory: Inventory, device: Device, rejections: list[Rejection]) -> PlannedMatch | None:
+    inputs = [value for value in match.inputs.values() if isinstance(value, Node)]
+    before = sum(node_seconds(node, device) for node in match.nodes)
+    after = region_seconds(inputs, match.outputs, (*match.shared, *match.nodes), device)
+    solution, reason = choose_solution(inventory, match, device)
+    if solution is None:
+        rejections.append(_reject(match, lambda: reason))
+        return None
+    if after > _WORST_RATIO * before:
+        rejections.append(_reject(match, lambda: f"estimated slower than the author's ops: {after:.2g} s, {before:.2g} s"))
+        return None
+    return PlannedMatch(match, solution.name, before, after)
+
+
+def choose_solution(inventory: Inventory, match: Match, device: Device) -> tuple[Solution | None, str]:
+    """The first Solution that may run the Match on the device, or None and the reason."""
+    solutions = inventory.solutions_for(match.definition)
+    if not solutions:
+        return None, "the inventory has no Solution for it"
+    dtypes = {_dtype_name(v) for v in match.inputs.values() if isinstance(v, Node)} - {None}
+    reason = ""
+    for solution in solutions:
+        verified = {tag.removeprefix("dtype:") for tag in solution.tags or () if tag.startswith("dtype:")}
+        if verified and not dtypes <= verified:
+            reason = f"Solution {solution.name} is not verified for {', '.join(sorted(map(str, dtypes - verified)))}"
+        elif device.arch not in solution.spec.target_hardware:
+            reason = f"Solution {solution.name} does not target {device.arch}"
+        else:
+            return solution, ""
+    return None, reason
+
+
+def _dtype_name(node: Node) -> str | None:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        return None
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _without_overlap(graph: Graph, candidates: list[PlannedMatch], rejections: list[Rejection]) -> list[PlannedMatch]:
+    position = {node: i for i, node in enumerate(graph.nodes)}
+
+    def preference(planned: PlannedMatch) -> tuple[float, int, bool, str, int]:
+        match = planned.match
+        saving = planned.seconds_before - planned.seconds_after
+        return (-saving, -len(match.nodes), match.kind != "exact", match.definition, position[match.nodes[0]])
+
+    owner: dict[Node, PlannedMatch] = {}
+    chosen = []
+    for planned in sorted(candidates, key=preference):
+        winner = next((owner[n] for n in planned.match.nodes if n in owner), None)
+        if winner is None:
+            chosen.append(planned)
+            owner.update(dict.fromkeys(planned.match.nodes, planned))
+        else:
+            name = winner.match.definition
+            rejections.append(_reject(planned.match, lambda n=name: f"overlaps {n}, which saves more"))
+    return sorted(chosen, key=lambda p: position[p.match.nodes[-1]])
+
+
+def _break_cycles(graph: Graph, chosen: list[PlannedMatch], rejections: list[Rejection]) -> list[PlannedMatch]:
+    """Two regions may each be convex and yet feed each other; the one that saves least goes."""
+    while True:
+        cycle = _cycle(graph, chosen)
+        if not cycle:
+            return chosen
+        loser = min(cycle, key=lambda p: p.seconds_before - p.seconds_after)
+        rejections.append(_reject(loser.match, lambda: "it and another region would need each other's result"))
+        chosen = [p for p in chosen if p is not loser]
+
+
+def _cycle(graph: Graph, chosen: Sequence[PlannedMatch]) -> list[PlannedMatch]:
+    home: dict[Node, Node | PlannedMatch] = {}
+    for planned in chosen:
+        home.update(dict.fromkeys(planned.match.nodes, planned))
+    quotient = nx.DiGraph()
+    for node in graph.nodes:
+        here = home.get(node, node)
+        for source in node.all_input_nodes:
+            there = home.get(source, source)
+            if there is not here:
+                quotient.add_edge(_key(there), _key(here))
+    by_key = {_key(p): p for p in chosen}
+    for component in nx.strongly_connected_components(quotient):
+        if len(component) > 1:
+            return [by_key[k] for k in component if k in by_key]
+    return []
+
+
+def _key(item: Node | PlannedMatch) -> int:
+    return id(item)

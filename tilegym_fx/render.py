@@ -1,0 +1,103 @@
+"""A survey as a person reads it."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .results import Rejection
+from .survey import PhaseSurvey, Survey, short, versions
+
+_UNCOVERED_SHOWN = 12
+_MISSES_SHOWN = 12
+
+
+def print_survey(found: Survey, console: Console | None = None) -> None:
+    """Header, then for each phase its Definitions, coverage, uncovered ops and near misses."""
+    out = console or Console()
+    v = versions()
+    out.print(
+        f"[bold]{escape(found.source.name)}[/]  {found.class_name}, {found.parameters / 1e9:.2f} B parameters, "
+        f"{found.dtype} ({found.source.provenance})"
+    )
+    out.print(
+        f"batch {found.batch}, {found.seq} tokens, times estimated for {found.device}; torch {v['torch']}, "
+        f"transformers {v['transformers']}, tilegym_fx {v['tilegym-fx']}"
+    )
+    for phase in found.phases:
+        _print_phase(phase, out)
+
+
+def _print_phase(phase: PhaseSurvey, out: Console) -> None:
+    out.print()
+    if phase.error:
+        out.print(f"[bold]{phase.phase}[/]: {escape(phase.error)}")
+        return
+    stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phase.seconds.items())
+    out.print(f"[bold]{phase.phase}[/]: {phase.nodes} nodes; {stages}")
+    out.print(_definitions(phase))
+    out.print(f"estimated coverage [bold]{phase.coverage:.1%}[/] of {phase.milliseconds:.2f} ms")
+    if phase.uncovered:
+        out.print(_uncovered(phase))
+    if phase.near_misses:
+        out.print(_misses(phase))
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    for column in columns:
+        numeric = column in ("sites", "time", "count")
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    return table
+
+
+def _definitions(phase: PhaseSurvey) -> Table:
+    table = _table("Definition", "sites", "match", "Solution", "time", "first at")
+    for row in phase.definitions:
+        table.add_row(row.name, str(row.sites), row.kind, row.solution or "-", f"{row.time_share:.1%}", escape(row.where))
+    return table
+
+
+def _uncovered(phase: PhaseSurvey) -> Table:
+    table = _table("op", "count", "time", "where", title="uncovered, by estimated time")
+    for row in phase.uncovered[:_UNCOVERED_SHOWN]:
+        table.add_row(row.op, str(row.count), f"{row.time_share:.2%}", escape(row.where))
+    rest = phase.uncovered[_UNCOVERED_SHOWN:]
+    if rest:
+        table.add_row(f"{len(rest)} more", str(sum(r.count for r in rest)), f"{sum(r.time_share for r in rest):.2%}", "")
+    return table
+
+
+def _misses(phase: PhaseSurvey) -> Table:
+    table = _table("Definition", "where", "why not", title="near misses")
+    for row in phase.near_misses[:_MISSES_SHOWN]:
+        table.add_row(row.definition, escape(row.where), escape(row.reason))
+    if len(phase.near_misses) > _MISSES_SHOWN:
+        table.add_row(f"{len(phase.near_misses) - _MISSES_SHOWN} more", "", "--json has them all")
+    return table
+
+
+def print_explanation(found: Survey, wanted: str, console: Console | None = None) -> None:
+    """Every chosen Match and every Rejection whose class, module path or source line contains ``wanted``."""
+    out = console or Console()
+    for phase in found.phases:
+        if phase.outcome is None:
+            continue
+        out.print(f"[bold]{phase.phase}[/]")
+        lines = [f"  taken     {p.match.definition} ({p.match.spelling}, {p.match.kind}) at {short(p.match.site)}"
+                 for p in phase.outcome.chosen if _concerns(short(p.match.site), wanted)]  # fmt: skip
+        lines += [_rejected(r) for r in phase.outcome.rejections if _concerns(short(r.site), wanted)]
+        for line in dict.fromkeys(lines):
+            out.print(escape(line), soft_wrap=True)
+        if not lines:
+            out.print(f"  nothing at {escape(wanted)}: give a class, a module path, a file or file:line of the model")
+
+
+def _concerns(where: str, wanted: str) -> bool:
+    return wanted in where
+
+
+def _rejected(rejection: Rejection) -> str:
+    return f"  not taken {rejection.definition} ({rejection.spelling}) at {short(rejection.site)}: {rejection.reason}"

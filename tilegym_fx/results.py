@@ -1,0 +1,127 @@
+"""The in-memory records handed from stage to stage. Frozen, torch-light, and ignorant of how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+MatchKind = Literal["exact", "compatible"]
+Phase = Literal["prefill", "decode"]
+
+#: What an input of a Definition is bound to in a matched graph: a node, or a literal the pattern captured.
+Binding = "Node | bool | int | float | None"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One Python frame that was active when a node was traced."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in the model's source a value is computed.
+
+    Attributes:
+        module_path: Dotted path of the innermost module (``model.layers.0.mlp``), empty for the root.
+        module_class: Class name of that module.
+        frames: Model-code frames, outermost first.
+    """
+
+    module_path: str = ""
+    module_class: str = ""
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def innermost(self) -> Frame | None:
+        return self.frames[-1] if self.frames else None
+
+    def __str__(self) -> str:
+        frame = self.innermost
+        where = f"{frame.file}:{frame.line}" if frame else "unknown source"
+        return f"{self.module_path or '<root>'} ({self.module_class or '?'}) {where}"
+
+
+@dataclass(frozen=True)
+class Match:
+    """A place in a normalised graph that computes a Definition.
+
+    Attributes:
+        definition: Name of the Definition.
+        spelling: Name of the pattern that fitted: ``reference`` or the function name of a spelling.
+        kind: ``exact`` if every tensor has the Definition's own dtype, else ``compatible``.
+        inputs: Definition input name -> node or captured literal, in the Definition's order.
+        outputs: The nodes whose values the Definition's outputs are, in the Definition's order.
+        nodes: Every node that the replacement makes redundant, in graph order (outputs included).
+        shared: Nodes that the pattern covers but that stay because others read them too (views and casts only).
+        site: Where the anchor node comes from.
+    """
+
+    definition: str
+    spelling: str
+    kind: MatchKind
+    inputs: Mapping[str, Node | bool | int | float | None]
+    outputs: tuple[Node, ...]
+    nodes: tuple[Node, ...]
+    shared: tuple[Node, ...] = ()
+    site: Site = field(default_factory=Site)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A place that nearly fitted, or fitted and was not taken, and why.
+
+    Attributes:
+        definition: Name of the Definition.
+        spelling: Name of the pattern.
+        why: Makes the one-sentence reason; called only when somebody reads it.
+        nodes: The guilty nodes.
+        depth: How many pattern nodes had matched: the larger, the nearer the miss.
+        site: Where the first guilty node comes from.
+    """
+
+    definition: str
+    spelling: str
+    why: Callable[[], str]
+    nodes: tuple[Node, ...]
+    depth: int = 0
+    site: Site = field(default_factory=Site)
+
+    @property
+    def reason(self) -> str:
+        return self.why()
+
+
+@dataclass(frozen=True)
+class PlannedMatch:
+    """A Match that will be rewritten.
+
+    Attributes:
+        match: The place.
+        solution: Name of the Solution that will run it, or None when only the reference can.
+        seconds_before: Estimated time of the region as the model's author wrote it.
+        seconds_after: Estimated time of the one kernel that replaces it.
+    """
+
+    match: Match
+    solution: str | None
+    seconds_before: float
+    seconds_after: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The chosen, non-overlapping Matches in graph order; every loser is a Rejection."""
+
+    chosen: tuple[PlannedMatch, ...]
+    rejections: tuple[Rejection, ...]

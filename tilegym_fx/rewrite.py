@@ -1,0 +1,100 @@
+"""Plan -> rewritten graph: one op call for each chosen Match.
+
+Every new node carries its Definition's name in ``meta["tilegym_fx"]``. The order of in-place writes, and of reads of
+what they write, is kept.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import networkx as nx
+import torch
+from torch.fx import Graph, Node
+
+from . import ops
+from .errors import RewriteError
+from .normalize.aliasing import Writes
+from .results import Match, Plan
+
+
+def rewrite(graph: Graph, plan: Plan) -> int:
+    """Replace every chosen Match in place.
+
+    Returns:
+        The number of op calls written.
+
+    Raises:
+        RewriteError: If the result would not be a valid graph.
+    """
+    order = {node: float(i) for i, node in enumerate(graph.nodes)}
+    for planned in plan.chosen:
+        _replace(graph, planned.match, order)
+    if plan.chosen:
+        _sort(graph, order)
+        graph.lint()
+    return len(plan.chosen)
+
+
+def _replace(graph: Graph, match: Match, order: dict[Node, float]) -> None:
+    last = match.nodes[-1]
+    with graph.inserting_after(last):
+        call = graph.call_function(ops.overload(match.definition), tuple(match.inputs.values()))
+    values = tuple(n.meta["val"] for n in match.outputs)
+    call.meta = _meta(match.outputs[0], match, values if len(values) > 1 else values[0])
+    order[call] = order[last]
+    results = [call] if len(match.outputs) == 1 else _items(graph, call, match, order)
+    for old, new in zip(match.outputs, results, strict=True):
+        new.meta["origins"] = old.meta.get("origins", ())
+        old.replace_all_uses_with(new)
+    for node in reversed(match.nodes):
+        if node.users:
+            raise RewriteError(f"{node.name} of {match.definition} is still read by {next(iter(node.users)).name}")
+        graph.erase_node(node)
+
+
+def _items(graph: Graph, call: Node, match: Match, order: dict[Node, float]) -> list[Node]:
+    items = []
+    for i, old in enumerate(match.outputs):
+        with graph.inserting_after(items[-1] if items else call):
+            item = graph.call_function(operator.getitem, (call, i))
+        item.meta = _meta(old, match, old.meta["val"])
+        order[item] = order[call]
+        items.append(item)
+    return items
+
+
+def _meta(like: Node, match: Match, value: object) -> dict[str, object]:
+    kept = {k: like.meta[k] for k in ("nn_module_stack", "stack_trace") if k in like.meta}
+    fresh = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.contiguous(), value)
+    return {**kept, "val": fresh, "tilegym_fx": match.definition}
+
+
+def _sort(graph: Graph, order: dict[Node, float]) -> None:
+    """Stable topological order by data, and by time among nodes that touch memory written in place."""
+    dependencies = nx.DiGraph()
+    dependencies.add_nodes_from(graph.nodes)
+    for node in graph.nodes:
+        dependencies.add_edges_from((source, node) for source in node.all_input_nodes)
+    writes = Writes(graph)
+    if writes:
+        timed = sorted((n for n in graph.nodes if _touches(n, writes)), key=order.__getitem__)
+        dependencies.add_edges_from(zip(timed, timed[1:], strict=False))
+    rank = {node: i for i, node in enumerate(sorted(graph.nodes, key=_rank(order)))}
+    try:
+        sorted_nodes = list(nx.lexicographical_topological_sort(dependencies, key=rank.__getitem__))
+    except nx.NetworkXUnfeasible as error:
+        raise RewriteError("two replaced regions need each other's result, or a write comes between") from error
+    anchor = sorted_nodes[0]
+    for node in sorted_nodes[1:]:
+        if anchor._next is not node:
+            anchor.append(node)
+        anchor = node
+
+
+def _touches(node: Node, writes: Writes) -> bool:
+    return writes.touched(node) or any(writes.touched(a) for a in node.all_input_nodes)
+
+
+def _rank(order: dict[Node, float]):  # type: ignore[no-untyped-def]
+    return lambda node: (node.op == "output", node.op != "placeholder", order[node])

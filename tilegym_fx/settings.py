@@ -1,0 +1,64 @@
+"""Every ``TILEGYM_FX_*`` environment variable, each read by one function at the moment it is asked for.
+
+An unset or empty variable means its default. Any other value that cannot be read raises
+:class:`~tilegym_fx.errors.SettingsError` with the variable's name.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tilegym_fx.errors import SettingsError
+
+_PREFIX = "TILEGYM_FX_"
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"", "0", "false", "no", "off"})
+
+#: Variable -> what it does. A variable that is not here does not exist.
+VARIABLES: dict[str, str] = {
+    "TILEGYM_FX_INTERPRET": "1: launch cuTile kernels on CPU tensors through the interpreter (default 0)",
+    "TILEGYM_FX_CHECK": "1: check graphs on entry to and exit from every pass (default 0)",
+    "TILEGYM_FX_INVENTORY": f"extra inventory roots, {os.pathsep!r} between them; their code is executed",
+}
+
+
+def interpret() -> bool:
+    """Whether kernels launched on CPU tensors run through the interpreter (``TILEGYM_FX_INTERPRET``)."""
+    return _flag("TILEGYM_FX_INTERPRET")
+
+
+def check() -> bool:
+    """Whether passes check graphs on entry and exit (``TILEGYM_FX_CHECK``)."""
+    return _flag("TILEGYM_FX_CHECK")
+
+
+def inventory_roots() -> tuple[Path, ...]:
+    """Extra inventory roots (``TILEGYM_FX_INVENTORY``), in the order given.
+
+    Raises:
+        SettingsError: An entry is not an existing folder.
+    """
+    name = "TILEGYM_FX_INVENTORY"
+    entries = [entry for entry in os.environ.get(name, "").split(os.pathsep) if entry]
+    roots = tuple(Path(entry).expanduser() for entry in entries)
+    for root in roots:
+        if not root.is_dir():
+            raise SettingsError(f"{name} names {str(root)!r}, which is not a folder")
+    return roots
+
+
+def unknown_variables() -> tuple[str, ...]:
+    """Names in the environment that start like ours and are not ours: misspelt, or of another version."""
+    return tuple(sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in VARIABLES))
+
+
+def _flag(name: str) -> bool:
+    value = os.environ.get(name, "").strip().lower()
+    if value in _TRUE:
+        return True
+    if value in _FALSE:
+        return False
+    raise SettingsError(
+        f"{name} is {value!r}, which is neither yes (1, true, yes, on) nor no (0, false, no, off)"
+    )

@@ -1,0 +1,260 @@
+"""What the pass would do to a whole model, both ways that ``generate()`` calls it: the library side of ``scan``."""
+
+from __future__ import annotations
+
+import platform
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from .errors import ExportError
+from .export import ExportedGraph, build, export_phase, site_of
+from .model_source import ModelSource, resolve_model
+from .pipeline import Outcome, find, matcher_for
+from .plan import Policy
+from .results import MatchKind, Phase, PlannedMatch, Rejection, Site
+
+if TYPE_CHECKING:
+    from .inventory import Inventory
+
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+_PACKAGES = ("tilegym-fx", "torch", "transformers", "cuda-tile")
+
+
+@dataclass(frozen=True)
+class DefinitionRow:
+    """One Definition in one phase."""
+
+    name: str
+    op_type: str
+    sites: int
+    kind: MatchKind
+    solution: str | None
+    time_share: float
+    where: str
+
+
+@dataclass(frozen=True)
+class UncoveredRow:
+    """One operation at one line of the model's source that no kernel takes."""
+
+    op: str
+    count: int
+    time_share: float
+    where: str
+
+
+@dataclass(frozen=True)
+class MissRow:
+    """The nearest miss of one Definition in one class of module."""
+
+    definition: str
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PhaseSurvey:
+    """One phase of the model; ``error`` says why there is nothing else."""
+
+    phase: Phase
+    nodes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    coverage: float = 0.0
+    milliseconds: float = 0.0
+    definitions: tuple[DefinitionRow, ...] = ()
+    uncovered: tuple[UncoveredRow, ...] = ()
+    near_misses: tuple[MissRow, ...] = ()
+    error: str | None = None
+    outcome: Outcome | None = None
+    graph: ExportedGraph | None = None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A model and its phases."""
+
+    source: ModelSource
+    class_name: str
+    parameters: int
+    device: str
+    batch: int
+    seq: int
+    dtype: str
+    phases: tuple[PhaseSurvey, ...]
+
+    @property
+    def sites(self) -> int:
+        """Matched places over all phases."""
+        return sum(row.sites for phase in self.phases for row in phase.definitions)
+
+
+def versions() -> dict[str, str]:
+    """The versions that a report depends on."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    found["torch"] = torch.__version__
+    return found
+
+
+def survey(name: str, inventory: Inventory, policy: Policy, *, batch: int = 1, seq: int = 2048,
+           dtype: torch.dtype = torch.bfloat16, phases: Sequence[Phase] = PHASES, trust_remote_code: bool = False,
+           progress: Callable[[str], None] = lambda text: None) -> Survey:  # fmt: skip
+    """Build the model without weights, capture it, and run the pass on it.
+
+    Args:
+        name: A hub id, folder, model type or id of the shipped table.
+        inventory: Whose Definitions to look for.
+        policy: Device, ``only`` and ``skip``.
+        batch: Sequences.
+        seq: Tokens of the prompt, and entries of the cache in decode.
+        dtype: Of the parameters.
+        phases: Which ones.
+        trust_remote_code: Whether code that comes with the configuration may run.
+        progress: Called with a short text before each step.
+
+    Raises:
+        UnknownModelError: The model cannot be found or built.
+        ExportError: No phase can be captured.
+    """
+    progress(f"reading the configuration of {name}")
+    source = resolve_model(name, trust_remote_code=trust_remote_code)
+    progress("building it without weights")
+    model = build(source.config, dtype, trust_remote_code=trust_remote_code)
+    progress("tracing the patterns")
+    matcher_for(inventory)
+    surveyed = []
+    for phase in phases:
+        progress(f"exporting {phase}")
+        surveyed.append(_survey_phase(model, phase, inventory, policy, batch, seq))
+    failed = [s for s in surveyed if s.error]
+    if len(failed) == len(surveyed):
+        raise ExportError(f"no phase of {name} can be captured: {failed[0].error}")
+    return Survey(source, type(model).__name__, _parameters(model), policy.device.name, batch, seq,
+                  str(dtype).removeprefix("torch."), tuple(surveyed))  # fmt: skip
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def _survey_phase(model: nn.Module, phase: Phase, inventory: Inventory, policy: Policy, batch: int,
+                  seq: int) -> PhaseSurvey:  # fmt: skip
+    try:
+        exported = export_phase(model, phase, batch, seq)
+    except ExportError as error:
+        return PhaseSurvey(phase, error=str(error))
+    outcome = find(exported.graph_module.graph, inventory, policy, site_of)
+    return summarize(phase, exported, outcome, inventory)
+
+
+def summarize(phase: Phase, exported: ExportedGraph, outcome: Outcome, inventory: Inventory) -> PhaseSurvey:
+    """The rows that a person or a script reads of one phase."""
+    total = outcome.seconds_total or 1.0
+    return PhaseSurvey(
+        phase,
+        outcome.nodes,
+        {"export": exported.seconds, **outcome.seconds},
+        outcome.coverage,
+        1e3 * outcome.seconds_total,
+        tuple(_definition_rows(outcome.chosen, inventory, total)),
+        tuple(_uncovered_rows(outcome.uncovered, total)),
+        tuple(_miss_rows(outcome.rejections)),
+        outcome=outcome,
+        graph=exported,
+    )
+
+
+def _definition_rows(chosen: Sequence[PlannedMatch], inventory: Inventory, total: float) -> Iterable[DefinitionRow]:
+    groups: dict[tuple[str, MatchKind, str | None], list[PlannedMatch]] = defaultdict(list)
+    for planned in chosen:
+        groups[planned.match.definition, planned.match.kind, planned.solution].append(planned)
+    rows = []
+    for (name, kind, solution), members in groups.items():
+        share = sum(p.seconds_after for p in members) / total
+        where = short(members[0].match.site)
+        rows.append(DefinitionRow(name, inventory.definitions[name].op_type, len(members), kind, solution, share, where))
+    return sorted(rows, key=lambda row: (-row.time_share, row.name, row.kind))
+
+
+def _uncovered_rows(uncovered: Sequence[tuple[Node, float]], total: float) -> Iterable[UncoveredRow]:
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for node, seconds in uncovered:
+        groups[op_name(node), short(site_of(node), path=False)].append(seconds)
+    rows = [UncoveredRow(op, len(times), sum(times) / total, where) for (op, where), times in groups.items()]
+    return sorted(rows, key=lambda row: (-row.time_share, row.op, row.where))
+
+
+def _miss_rows(rejections: Sequence[Rejection]) -> Iterable[MissRow]:
+    """The deepest Rejection per Definition and class of module; what another match overlaps is no miss."""
+    best: dict[tuple[str, str], Rejection] = {}
+    for rejection in rejections:
+        key = rejection.definition, rejection.site.module_class
+        if key not in best or rejection.depth > best[key].depth:
+            best[key] = rejection
+    rows = [MissRow(r.definition, short(r.site), r.reason) for r in best.values() if not r.reason.startswith("overlaps ")]
+    return sorted(rows, key=lambda row: (row.definition, row.where))
+
+
+def op_name(node: Node) -> str:
+    """``aten.mul`` for ``aten.mul.Tensor``."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return str(packet if packet is not None else getattr(node.target, "__name__", node.target))
+
+
+def short(site: Site, *, path: bool = True) -> str:
+    """A site in one line: module class, file from its package on, line; with ``path``, the module's path too."""
+    frame = site.innermost
+    place = f"{_short_file(frame.file)}:{frame.line}" if frame else "no source line"
+    name = site.module_class or "?"
+    return f"{site.module_path or name} ({name}) {place}" if path else f"{name} {place}"
+
+
+def _short_file(file: str) -> str:
+    parts = Path(file).parts
+    for package in ("site-packages", "dist-packages"):
+        if package in parts:
+            return "/".join(parts[parts.index(package) + 1 :])
+    return Path(file).name
+
+
+def as_json(found: Survey) -> dict[str, Any]:
+    """The survey as the one object that ``scan --json`` prints."""
+    return {
+        "model": found.source.name,
+        "model_type": found.source.model_type,
+        "class": found.class_name,
+        "parameters": found.parameters,
+        "device": found.device,
+        "batch": found.batch,
+        "seq": found.seq,
+        "dtype": found.dtype,
+        "versions": versions(),
+        "phases": [_phase_json(phase) for phase in found.phases],
+    }
+
+
+def _phase_json(phase: PhaseSurvey) -> dict[str, Any]:
+    if phase.error:
+        return {"phase": phase.phase, "error": phase.error}
+    return {
+        "phase": phase.phase,
+        "nodes": phase.nodes,
+        "seconds": {k: round(v, 4) for k, v in phase.seconds.items()},
+        "coverage_estimated": round(phase.coverage, 6),
+        "milliseconds_estimated": round(phase.milliseconds, 4),
+        "definitions": [vars(row) for row in phase.definitions],
+        "uncovered": [vars(row) for row in phase.uncovered],
+        "near_misses": [vars(row) for row in phase.near_misses],
+    }
