@@ -44,9 +44,10 @@ LOWEST = -3e38
 
 #: Columns of the mask that are searched for their span at a time.
 SPAN_COLUMNS = 512
-#: Up to so many queries count as decode, if with their heads they are no more than DECODE_ROWS rows of a tile.
+#: Up to so many queries count as decode, if with their heads they are no more than this much of a tile: 128 rows of
+#: 2-byte elements, 32 of float32 (rows times squared element size).
 DECODE_QUERIES = 8
-DECODE_ROWS = 128
+DECODE_TILE = 512
 #: Fewest rows that `ct.mma` puts on the tensor cores.
 MIN_ROWS = 16
 #: Most blocks that share the keys of one head: as many results as `attention_combine_kernel` holds in registers.
@@ -193,7 +194,7 @@ def attention_prefill_kernel(
 
 @ct.kernel
 def attention_decode_kernel(
-    q, k, v, mask, y, parts, levels, factor,
+    q, k, v, mask, y, parts, tops, totals, factor,
     HEADS: Int, QUERIES: Int, KEYS: Int, WIDTH: Int, VALUE_WIDTH: Int, MASK: Int, MASK_ROWS: Int, COLUMNS: Int,
     DIRECT: Flag,
 ):  # fmt: skip
@@ -225,31 +226,31 @@ def attention_decode_kernel(
             scores, rest = masked(scores, factor, tile, MASK)
         values = read_values(v, batch, head, step, (KEYS, VALUE_WIDTH))
         top, total, out = attend(scores, rest, values, top, total, out)
-    level = ct.where(total > 0.0, top + ct.log2(ct.where(total > 0.0, total, 1.0)), -INFINITY)
-    out = out * (1.0 / ct.where(total > 0.0, total, 1.0))
     if DIRECT:
+        out = out * (1.0 / ct.where(total > 0.0, total, 1.0))
         out = ct.permute(ct.reshape(out, (HEADS, QUERIES, VALUE_WIDTH)), (1, 0, 2))
         ct.store(y, (batch, 0, head, 0, 0), ct.astype(ct.reshape(out, (1, QUERIES, 1, HEADS, VALUE_WIDTH)), y.dtype))
     else:
         ct.store(parts, (ct.bid(0), ct.bid(1), 0, 0), ct.reshape(out, (1, 1, rows, VALUE_WIDTH)))
-        ct.store(levels, (ct.bid(0), ct.bid(1), 0), ct.reshape(level, (1, 1, rows)))
+        ct.store(tops, (ct.bid(0), ct.bid(1), 0), ct.reshape(top, (1, 1, rows)))
+        ct.store(totals, (ct.bid(0), ct.bid(1), 0), ct.reshape(total, (1, 1, rows)))
 
 
 @ct.kernel
-def attention_combine_kernel(parts, levels, y, QUERIES: Int, SHARES: Int, VALUE_WIDTH: Int):
+def attention_combine_kernel(parts, tops, totals, y, QUERIES: Int, SHARES: Int, VALUE_WIDTH: Int):
     length, key_heads, heads = y.shape[1], y.shape[2], y.shape[3]
     group, position = ct.bid(0) // length, ct.bid(0) % length
     batch, head = ct.bid(1) // key_heads, ct.bid(1) % key_heads
     row = group * QUERIES + position
-    level = ct.load(levels, (ct.bid(1), 0, row), (1, SHARES, 1), padding_mode=ct.PaddingMode.NEG_INF)
-    level = ct.reshape(level, (SHARES, 1))
-    top = ct.max(level)
-    weights = ct.exp2(level - ct.where(top > -INFINITY, top, 0.0))
-    total = ct.sum(weights)
+    top = ct.load(tops, (ct.bid(1), 0, row), (1, SHARES, 1), padding_mode=ct.PaddingMode.NEG_INF)
+    total = ct.load(totals, (ct.bid(1), 0, row), (1, SHARES, 1), padding_mode=ZERO)
     part = ct.load(parts, (ct.bid(1), 0, row, 0), (1, SHARES, 1, VALUE_WIDTH), padding_mode=ZERO)
-    out = ct.sum(ct.reshape(part, (SHARES, VALUE_WIDTH)) * weights, axis=0) / ct.where(total > 0.0, total, 1.0)
-    out = ct.astype(ct.reshape(out, (1, 1, 1, 1, VALUE_WIDTH)), y.dtype)
-    ct.store(y, (batch, position, head, group, 0), out)
+    highest = ct.max(top)
+    weights = ct.exp2(top - ct.where(highest > -INFINITY, highest, 0.0))
+    whole = ct.sum(total * weights)
+    out = ct.sum(ct.reshape(part, (SHARES, VALUE_WIDTH)) * ct.reshape(weights, (SHARES, 1)), axis=0)
+    out = ct.reshape(out / ct.where(whole > 0.0, whole, 1.0), (1, 1, 1, 1, VALUE_WIDTH))
+    ct.store(y, (batch, position, head, group, 0), ct.astype(out, y.dtype))
 
 
 def gqa_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
@@ -290,29 +291,30 @@ def _attention(
     if mask is not None:
         mask = _compact(mask, k.shape[2])
     if y.numel():
-        if is_decode(length, heads // k.shape[1], mask, causal):
+        if is_decode(length, heads // k.shape[1], q.itemsize, mask, causal):
             run_decode(q, k, v, mask, y, scale, choose_decode_tiling(q.shape[3], q.itemsize))
         else:
             run_prefill(q, k, v, mask, y, scale, causal, choose_prefill_tiling(q.shape[3], q.itemsize))
     return y
 
 
-def is_decode(length: int, group: int, mask: torch.Tensor | None, causal: bool) -> bool:
+def is_decode(length: int, group: int, itemsize: int, mask: torch.Tensor | None, causal: bool) -> bool:
     """Whether the decode kernel takes `length` queries of `group` heads a key head."""
-    shared = mask is None or mask.shape[1] == 1
-    return not causal and shared and length <= DECODE_QUERIES and _power(group) * _power(length) <= DECODE_ROWS
+    if causal or length > DECODE_QUERIES or (mask is not None and mask.shape[1] > 1):
+        return False
+    return _power(group) * _power(length) * itemsize**2 <= DECODE_TILE
 
 
 def choose_prefill_tiling(width: int, itemsize: int) -> Tiling:
     """Tiles of the prefill kernel. 64 x 128 at two blocks is best at D = 128: 128 x 128 took twice as long."""
-    if itemsize == 4:  # no tensor cores: `ct.mma` unrolls into multiply-add instructions
-        return Tiling(32 if width <= 128 else 16, 32, 1)
+    if itemsize == 4:  # no tensor cores: `ct.mma` unrolls into FMUL and FADD, larger tiles spill and compile for long
+        return Tiling(32, 32, 1) if width <= 64 else Tiling(16, 32 if width <= 128 else 16, 1)
     return Tiling(64, 128, 2) if width <= 128 else Tiling(64, 64, 1)
 
 
 def choose_decode_tiling(width: int, itemsize: int) -> Tiling:
-    """Tiles of the decode kernel: 16 KiB of keys and of values in flight for each step of a block."""
-    return Tiling(0, max(16, 16384 // (_power(width) * itemsize)), 2)
+    """Tiles of the decode kernel: a step of a block reads 16 KiB of keys and as much of values."""
+    return Tiling(0, 16 if itemsize == 4 else 8192 // _power(width), 2)
 
 
 def run_prefill(
@@ -359,23 +361,23 @@ def run_decode(
     wanted = tiling.blocks * _processors(q.device) // pairs
     shares = max(1, min(wanted, -(-keys // tiling.keys), MAX_SHARES))
     rows = group_rows * queries
-    parts = levels = q
+    parts = tops = totals = q  # a kernel takes no None; it does not write these then
     if shares > 1:
         parts = torch.empty((pairs, shares, rows, value_width), dtype=torch.float32, device=q.device)
-        levels = torch.empty((pairs, shares, rows), dtype=torch.float32, device=q.device)
+        tops, totals = torch.empty((2, pairs, shares, rows), dtype=torch.float32, device=q.device)
     grouped = y.view(batch, length, key_heads, group, value_width)
     launch(
         _hinted(attention_decode_kernel, tiling.occupancy),
         (pairs, shares),
         (
-            q.unflatten(1, (key_heads, group)), k, v, q if mask is None else mask, grouped, parts, levels,
+            q.unflatten(1, (key_heads, group)), k, v, q if mask is None else mask, grouped, parts, tops, totals,
             scale * LOG2_E, group_rows, queries, tiling.keys, _power(width), _power(value_width),
             kind, mask_rows, SPAN_COLUMNS, shares == 1,
         ),
     )  # fmt: skip
     if shares > 1:
         constants = (queries, _power(shares), _power(value_width))
-        launch(attention_combine_kernel, (group * length, pairs), (parts, levels, grouped, *constants))
+        launch(attention_combine_kernel, (group * length, pairs), (parts, tops, totals, grouped, *constants))
 
 
 def _compact(mask: torch.Tensor, keys: int) -> torch.Tensor:

@@ -6,10 +6,12 @@ Dynamo's torch-level graph is traced to ATen before decomposition, under its own
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.utils import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -63,10 +65,17 @@ def tilegym_fx_backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: 
 def to_aten(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     """Trace a torch-level graph to ATen, not decomposed, on fake inputs."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    fakes = [n.meta.get("example_value", value) for n, value in zip(placeholders, example_inputs, strict=True)]
-    mode = detect_fake_mode(fakes)
-    fakes = [mode.from_tensor(f) if mode and isinstance(f, torch.Tensor) and not hasattr(f, "fake_mode") else f for f in fakes]
-    return make_fx(gm, pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
+    values = [n.meta.get("example_value", value) for n, value in zip(placeholders, example_inputs, strict=True)]
+    # The fakes that Dynamo traced with, whose mode need not be the tracing context's any more.
+    mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or detect_fake_mode(values)
+    with mode or nullcontext():  # tensors that the graph makes itself must be fake too
+        if mode is not None:
+            values = [mode.from_tensor(v) if _is_real(v) else v for v in values]
+        return make_fx(gm, pre_dispatch=True, _allow_non_fake_inputs=True)(*values)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
 
 
 def _cuda_device(example_inputs: Sequence[Any]) -> torch.device | None:

@@ -7,13 +7,13 @@ author's choice of call nor the arguments from which a size was computed matter.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from .normalize.edit import aten, shape_key, size_key
+from .normalize.edit import aten, shape_key
 from .normalize.views import RESHAPES
 
 #: Operations whose two tensor operands may be exchanged.
@@ -21,6 +21,14 @@ COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 #: Arguments that choose an implementation, not a value.
 _IRRELEVANT = {"cudnn_enable", "cudnn_enabled", "pin_memory"}
 _BY_SHAPE = {**dict.fromkeys(RESHAPES, "reshape"), aten.expand.default: "expand"}
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A number that is known only when the graph runs; equal to another of the same symbolic expression."""
+
+    expression: str
+    node: Node = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -73,8 +81,10 @@ def _arguments(node: Node) -> Iterator[tuple[str, Any]]:
 def _collect(place: str, value: Any, operands: list[Node], literals: list[tuple[str, Any]]) -> None:
     if isinstance(value, Node):
         fake = value.meta.get("val")
-        if isinstance(fake, torch.SymInt | torch.SymFloat | int | float):
-            literals.append((place, size_key(fake)))
+        if isinstance(fake, torch.SymInt | torch.SymFloat):
+            literals.append((place, Symbol(str(fake.node.expr), value)))
+        elif isinstance(fake, int | float):
+            literals.append((place, fake))
         else:
             operands.append(value)
     elif isinstance(value, list | tuple):

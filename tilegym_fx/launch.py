@@ -15,8 +15,9 @@ from tilegym_fx.errors import KernelError
 
 # Looked up once: a launch takes a few microseconds, of which attribute chains would be a visible part.
 _cuda_launch = ct.launch
-_current_device = getattr(torch._C, "_cuda_getDevice", None)
-_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+# A CPU build of torch has neither; there no tensor is on a GPU.
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ _recording: ContextVar[list[Launch] | None] = ContextVar("tilegym_fx_recording",
 def launch(kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
     """Run ``kernel`` over ``grid``.
 
-    The device is that of the first tensor in ``args``. On a CUDA device the kernel is queued on that device's current
-    stream, asked for at every call because a kept stream would be the wrong one inside a CUDA graph capture. On the CPU
-    the interpreter runs it before this returns.
+    The device is that of the first tensor in ``args``. On a GPU the kernel is queued on the device's current
+    stream, asked for at every call because a kept one would be the wrong one inside a CUDA graph capture. On
+    the CPU the interpreter has run the kernel when this returns.
 
     Args:
         kernel: A function decorated with ``@ct.kernel``.
@@ -51,6 +52,7 @@ def launch(kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> N
 
     Raises:
         KernelError: There is no tensor, or it is on a device that has no kernels.
+        CompileError: On a GPU, the kernel is compiled for these arguments the first time, and that failed.
         InterpreterError: On the CPU, what the interpreter found wrong.
     """
     for arg in args:
@@ -58,18 +60,23 @@ def launch(kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> N
             if not arg.is_cuda:
                 return _launch_off_gpu(arg, kernel, grid, args)
             device = arg.get_device()
-            if device == _current_device():
-                return _cuda_launch(_current_stream(device), grid, kernel, args)
-            with torch.cuda.device(device):  # the default stream is 0 on every device
-                return _cuda_launch(_current_stream(device), grid, kernel, args)
-    raise KernelError(f"{_name(kernel)} launched without a tensor argument", advice="Pass the tensors it works on")
+            try:
+                if device == _current_device():
+                    return _cuda_launch(_current_stream(device), grid, kernel, args)
+                with torch.cuda.device(device):  # the default stream is 0 on every device
+                    return _cuda_launch(_current_stream(device), grid, kernel, args)
+            except ct.TileError as problem:
+                raise _compile_error(problem, kernel) from problem
+    raise KernelError(
+        f"{_name(kernel)} launched without a tensor argument", advice="Pass the tensors it works on"
+    )
 
 
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
     """Record launches on CPU and meta tensors instead of running them.
 
-    With meta tensors a kernel's entry point can be asked which launches a large shape leads to, without memory.
+    Given meta tensors, a kernel's entry point tells which launches a large shape leads to, without memory.
 
     Yields:
         The launches, in order; their outputs hold whatever the entry point allocated.
@@ -82,18 +89,27 @@ def recorded() -> Iterator[list[Launch]]:
         _recording.reset(token)
 
 
-def _launch_off_gpu(tensor: torch.Tensor, kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+def _launch_off_gpu(
+    tensor: torch.Tensor, kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]
+) -> None:
     launches = _recording.get()
     if launches is not None:
         launches.append(Launch(kernel, tuple(grid), tuple(args)))
         return
     if tensor.device.type != "cpu":
         raise KernelError(
-            f"{_name(kernel)} launched on a {tensor.device.type} tensor", advice="Kernels take CUDA and CPU tensors"
+            f"{_name(kernel)} launched on a {tensor.device.type} tensor",
+            advice="Kernels take CUDA and CPU tensors",
         )
     from tilegym_fx.interpreter import interpret  # only users of the CPU path pay for importing it
 
     interpret(kernel, grid, args)
+
+
+def _compile_error(problem: ct.TileError, kernel: ct.kernel) -> KernelError:
+    from tilegym_fx.compile.here import readable
+
+    return readable(problem, kernel._pyfunc.__name__)
 
 
 def _name(kernel: ct.kernel) -> str:

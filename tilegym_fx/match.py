@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, Node
 
-from .facts import Facts, graph_facts
+from .facts import Facts, Symbol, graph_facts
 from .normalize.aliasing import Writes
 from .normalize.casts import CAST
 from .normalize.edit import shape_key
@@ -152,7 +152,7 @@ class _Search:
         captured: dict[str, Any] = {}
         for (place, value), (wanted_place, expected) in zip(here.literals, wanted, strict=True):
             if isinstance(expected, Captured):
-                if not isinstance(value, int | float) or self.scalars.get(expected.name, value) != value:
+                if not isinstance(value, int | float | Symbol) or self.scalars.get(expected.name, value) != value:
                     self._note(node, lambda v=value, e=expected: f"{v!r} at {node.name} cannot be {e.name}")
                     return None
                 if expected.name not in self.scalars:
@@ -236,7 +236,8 @@ class Matcher:
         shared = _shared(region, outputs)
         _require_convex([n for n in region if n not in shared], index)
         by_name = {name: search.bound[p] for p, name in pattern.tensors.items() if p in search.bound}
-        inputs = {p: by_name[p] if p in by_name else search.scalars[p] for p in pattern.parameters}
+        scalars = {k: v.node if isinstance(v, Symbol) else v for k, v in search.scalars.items()}
+        inputs = {p: by_name[p] if p in by_name else scalars[p] for p in pattern.parameters}
         _require_unwritten(region, by_name.values(), index)
         values = {k: v.meta["val"] if isinstance(v, Node) else v for k, v in inputs.items()}
         _require_one_device(values, region)
@@ -269,7 +270,7 @@ class Matcher:
             raise _Mismatch(lambda: f"{pattern.definition} is not defined for these shapes and dtypes", outputs)
         search = _Search(exact, index)
         by_name = {name: p for p, name in exact.tensors.items()}
-        search.bound.update({by_name[k]: v for k, v in inputs.items() if isinstance(v, Node)})
+        search.bound.update({by_name[k]: v for k, v in inputs.items() if k in by_name and isinstance(v, Node)})
         if not _lay_outputs(search, list(zip(exact.outputs, outputs, strict=True))):
             reason = search.miss or (lambda: "the operations are the same but not their arguments")
             raise _Mismatch(lambda: f"traced at these inputs it differs: {reason()}", outputs)
@@ -299,6 +300,8 @@ def _specialize(pattern: Pattern, form: Form, values: Mapping[str, Any]) -> Patt
 def _value_key(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return shape_key(value.shape), value.dtype, str(value.device)
+    if isinstance(value, torch.SymInt | torch.SymFloat):
+        return "symbol", str(value.node.expr)
     return type(value).__name__, value
 
 

@@ -120,18 +120,18 @@ def trace(function: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[Grap
     Returns:
         The graph, the placeholder of each tensor input, and the output nodes.
     """
-    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    flowing = {k: v for k, v in inputs.items() if isinstance(v, torch.Tensor | torch.SymInt | torch.SymFloat)}
 
-    def flat(*values: torch.Tensor) -> Any:
-        return function(**{**inputs, **dict(zip(tensors, values, strict=True))})
+    def flat(*values: Any) -> Any:
+        return function(**{**inputs, **dict(zip(flowing, values, strict=True))})
 
     with torch.no_grad(), _quiet_fake_tensors():
-        graph = make_fx(flat, pre_dispatch=True)(*tensors.values()).graph
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        graph = make_fx(flat, pre_dispatch=True)(*flowing.values()).graph
+    placeholders = dict(zip(flowing, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
     normalize(graph)
     result = next(iter(reversed(graph.nodes))).args[0]
     outputs = tuple(result) if isinstance(result, list | tuple) else (result,)
-    return graph, dict(zip(tensors, placeholders, strict=True)), outputs
+    return graph, {k: n for k, n in placeholders.items() if isinstance(inputs[k], torch.Tensor)}, outputs
 
 
 @contextmanager

@@ -141,15 +141,19 @@ class Provenance:
         module: The exported module.
         graph: The exported graph; its nodes are the ones that `origin` and `value` speak of.
         calls: Every call of model code, in the order in which they began.
+        held: Name of a graph input -> dotted path of the parameter or buffer that it is.
     """
 
     module: nn.Module
     graph: fx.Graph
     calls: list[Call]
     _origins: dict[int, Origin]
+    held: Mapping[str, str] = field(default_factory=dict)
     _nodes: dict[int, fx.Node] = field(default_factory=dict)
     _names: dict[str, fx.Node] = field(default_factory=dict)
     _paths: dict[int, list[str]] = field(default_factory=dict)
+    _tensors: dict[int, NodeRef] = field(default_factory=dict)
+    _direct: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.graph.nodes:
@@ -158,6 +162,20 @@ class Provenance:
                 self._nodes[node.meta[NODE_KEY]] = node
         for path, module in self.module.named_modules(remove_duplicate=False):
             self._paths.setdefault(id(module), []).append(path)
+        for name, path in self.held.items():
+            owner, _, attribute = path.rpartition(".")
+            tensor = getattr(self.module.get_submodule(owner), attribute)
+            self._tensors[id(tensor)] = NodeRef(self._names[name].meta[NODE_KEY])
+        for number, origin in self._origins.items():
+            self._direct.setdefault(origin.call.index, []).append(number)
+
+    def direct(self, call: Call) -> Sequence[int]:
+        """The numbers of the nodes that a call created itself, not through calls of model code."""
+        return self._direct.get(call.index, ())
+
+    def tensor(self, tensor: torch.Tensor) -> NodeRef | None:
+        """The graph input that a parameter or buffer of the module became."""
+        return self._tensors.get(id(tensor))
 
     def node(self, name: str) -> fx.Node | None:
         """The exported node with this name."""
@@ -232,14 +250,16 @@ class Recorder:
         self._count = 0
         self._thread = threading.get_ident()
 
-    def finish(self, module: nn.Module, graph: fx.Graph) -> Provenance:
+    def finish(self, module: nn.Module, program: torch.export.ExportedProgram) -> Provenance:
         """Ties what was recorded to the exported graph.
 
         Args:
             module: The module that was exported.
-            graph: The graph of the `ExportedProgram`.
+            program: What the export gave.
         """
-        return Provenance(module, graph, self._calls, self._origins)
+        signature = program.graph_signature
+        held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        return Provenance(module, program.graph, self._calls, self._origins, held)
 
     def created(self, node: fx.Node) -> None:
         """Notes that the graph under construction got a node."""
@@ -342,7 +362,7 @@ def recording() -> Iterator[Recorder]:
         ```python
         with recording() as recorder:
             program = torch.export.export(model, args, kwargs, strict=False)
-        provenance = recorder.finish(model, program.graph)
+        provenance = recorder.finish(model, program)
         ```
     """
     recorder = Recorder()
@@ -410,4 +430,4 @@ def record(
     """
     with torch.no_grad(), recording() as recorder:
         program = torch.export.export(module, args, kwargs or {}, strict=False)
-    return program, recorder.finish(module, program.graph)
+    return program, recorder.finish(module, program)

@@ -28,18 +28,20 @@ def rewrite(graph: Graph, plan: Plan) -> int:
         RewriteError: If the result would not be a valid graph.
     """
     order = {node: float(i) for i, node in enumerate(graph.nodes)}
+    now: dict[Node, Node] = {}  # an output that was replaced -> what stands for it
     for planned in plan.chosen:
-        _replace(graph, planned.match, order)
+        now.update(_replace(graph, planned.match, order, now))
     if plan.chosen:
         _sort(graph, order)
         graph.lint()
     return len(plan.chosen)
 
 
-def _replace(graph: Graph, match: Match, order: dict[Node, float]) -> None:
+def _replace(graph: Graph, match: Match, order: dict[Node, float], now: dict[Node, Node]) -> dict[Node, Node]:
     last = match.nodes[-1]
+    arguments = tuple(now.get(v, v) if isinstance(v, Node) else v for v in match.inputs.values())
     with graph.inserting_after(last):
-        call = graph.call_function(ops.overload(match.definition), tuple(match.inputs.values()))
+        call = graph.call_function(ops.overload(match.definition), arguments)
     values = tuple(n.meta["val"] for n in match.outputs)
     call.meta = _meta(match.outputs[0], match, values if len(values) > 1 else values[0])
     order[call] = order[last]
@@ -51,6 +53,7 @@ def _replace(graph: Graph, match: Match, order: dict[Node, float]) -> None:
         if node.users:
             raise RewriteError(f"{node.name} of {match.definition} is still read by {next(iter(node.users)).name}")
         graph.erase_node(node)
+    return dict(zip(match.outputs, results, strict=True))
 
 
 def _items(graph: Graph, call: Node, match: Match, order: dict[Node, float]) -> list[Node]:

@@ -12,7 +12,13 @@ import torch
 from cuda.tile import load as imported_load
 
 from tilegym_fx.errors import KernelError
-from tilegym_fx.interpreter import InterpreterError, OutOfBoundsError, TileTypeError, UnsupportedOpError, interpret
+from tilegym_fx.interpreter import (
+    InterpreterError,
+    OutOfBoundsError,
+    TileTypeError,
+    UnsupportedOpError,
+    interpret,
+)
 from tilegym_fx.interpreter.namespace import OPERATIONS
 
 SCALE = 3.0
@@ -59,7 +65,9 @@ def test_a_kernel_with_swapped_indices_gives_a_wrong_result():
 
 def test_the_same_kernel_leaves_an_array_that_is_not_square():
     x = torch.randn(32, 64)
-    with pytest.raises(OutOfBoundsError, match=r"swapped_kernel, block \(0, 2, 0\) \(test_interpreter\.py:\d+\)"):
+    with pytest.raises(
+        OutOfBoundsError, match=r"swapped_kernel, block \(0, 2, 0\) \(test_interpreter.py:\d+\)"
+    ):
         interpret(swapped_kernel, (2, 4), (x, torch.empty(32, 64), 16))
 
 
@@ -76,7 +84,7 @@ def test_a_loaded_tile_keeps_its_values_when_memory_changes():
     assert torch.equal(x, torch.cat([torch.ones(8), torch.zeros(8)]))
 
 
-# --- the language -----------------------------------------------------------------------------------------------------
+# --- the language
 
 
 def helper(tile):
@@ -196,7 +204,7 @@ def test_a_tuple_of_arrays_is_an_argument():
     assert out.tolist() == [2] * 4
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused
 
 
 @ct.kernel
@@ -215,12 +223,13 @@ def misspelt_kernel(x):
 
 
 def test_a_name_that_cutile_does_not_have_is_named():
-    with pytest.raises(UnsupportedOpError, match="cuda.tile has no 'laod'"):
+    with pytest.raises(UnsupportedOpError, match=r"cuda\.tile has no 'laod'"):
         interpret(misspelt_kernel, (1,), (torch.zeros(4),))
 
 
 def test_errors_name_kernel_block_line_and_next_step():
-    line = next(i for i, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "ct.printf(" in text)
+    lines = Path(__file__).read_text().splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if "ct.printf(" in text)
     with pytest.raises(InterpreterError) as caught:
         interpret(unknown_op_kernel, (1,), (torch.zeros(4),))
     assert isinstance(caught.value, KernelError)
@@ -277,7 +286,7 @@ def test_an_argument_annotated_as_int64_does_not_overflow():
 
 @ct.kernel
 def iterate_kernel(x):
-    a, b = ct.load(x, (0,), (2,))
+    _first, _second = ct.load(x, (0,), (2,))
 
 
 @ct.kernel
@@ -301,7 +310,9 @@ def subscript_kernel(x):
     x[0]
 
 
-@pytest.mark.parametrize("kernel", [iterate_kernel, index_kernel, assign_kernel, truth_kernel, subscript_kernel])
+@pytest.mark.parametrize(
+    "kernel", [iterate_kernel, index_kernel, assign_kernel, truth_kernel, subscript_kernel]
+)
 def test_python_that_tiles_and_arrays_do_not_support_is_refused(kernel):
     with pytest.raises(TileTypeError):
         interpret(kernel, (1,), (torch.zeros(4),))
@@ -311,7 +322,7 @@ def test_python_that_tiles_and_arrays_do_not_support_is_refused(kernel):
 def claims_kernel(x, n, TILE: ct.Constant[int]):
     ct.static_assert(TILE == 4, "tile is four")
     ct.assume_divisible_by(n, 8)
-    ct.assert_(ct.load(x, (0,), (TILE,)) >= 0.0, "not negative")
+    ct.assert_(ct.load(x, (0,), (TILE,)) >= 0.0, "not negative")  # noqa: PT009
 
 
 @pytest.mark.parametrize(
@@ -324,7 +335,7 @@ def test_a_kernel_s_own_claims_are_checked(x, n, tile, message):
         interpret(claims_kernel, (1,), (torch.full((4,), x), n, tile))
 
 
-# --- agreement with the installed cuda.tile ---------------------------------------------------------------------------
+# --- agreement with the installed cuda.tile
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))

@@ -44,7 +44,7 @@ def test_inventory_roots_are_split_in_order(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_a_missing_inventory_root_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TILEGYM_FX_INVENTORY", str(tmp_path / "absent"))
-    with pytest.raises(SettingsError, match="TILEGYM_FX_INVENTORY names '.*absent'"):
+    with pytest.raises(SettingsError, match=r"TILEGYM_FX_INVENTORY names '.*absent'"):
         settings.inventory_roots()
 
 

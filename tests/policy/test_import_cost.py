@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROUNDS = 5
+ROUNDS = 3
 
 
 def run_python(code: str, folder: Path) -> str:

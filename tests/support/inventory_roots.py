@@ -52,7 +52,9 @@ def solution(name: str = "scaled", **changes: Any) -> dict[str, Any]:
 
 def with_reference(name: str, body: str, **changes: Any) -> dict[str, Any]:
     """A Definition whose ``run(x, scale)`` has this body."""
-    return definition(name, reference=f"{SOURCE}import torch\n\n\ndef run(x, scale):\n    {body}\n", **changes)
+    return definition(
+        name, reference=f"{SOURCE}import torch\n\n\ndef run(x, scale):\n    {body}\n", **changes
+    )
 
 
 def write_json(path: Path, data: Any) -> Path:
@@ -73,7 +75,7 @@ def write_repository(root: Path, *definitions: dict[str, Any]) -> Path:
 
 
 def write_flashinfer_trace(root: Path) -> Path:
-    """A FlashInfer-Trace data set: no sources cited, embedded code, several languages, keys of later versions."""
+    """A FlashInfer-Trace data set: embedded code, several languages, no sources, keys of later versions."""
     norm = {
         "name": "norm_h8",
         "op_type": "rmsnorm",

@@ -1,4 +1,4 @@
-"""Compiling a cuTile kernel for an architecture, with no GPU: in this process, or in a child with a time limit.
+"""Compiling a cuTile kernel with no GPU, in this process or in a child with a time limit.
 
     cubin = compile_kernel(rms_norm_kernel, (x, weight, out, 1e-6, 1024), "sm_90", timeout=60)
 
@@ -31,13 +31,13 @@ def compile_kernel(
 
     Args:
         kernel: A function decorated with ``@ct.kernel``.
-        args: Arguments as for a launch. Tensors may be on any device, meta included: their dtype, rank, unit strides,
-            alignment and shared storage count, their contents do not.
+        args: Arguments as for a launch. Tensors may be on any device, meta included: their dtype, rank, unit
+            strides, alignment and shared storage count, their contents do not.
         arch: ``sm_90`` for example.
-        timeout: Seconds after which compilation is given up. In this process it bounds the compiler proper, in a child
-            everything.
-        isolated: Compile in a child process, for variants that may hang. The kernel must be a name at the top of a
-            file, which the child imports anew.
+        timeout: Seconds after which compilation is given up. In this process it bounds the compiler proper,
+            in a child everything.
+        isolated: Compile in a child process, for variants that may hang. The kernel must be a name at the top
+            of a file, which the child imports anew.
 
     Returns:
         A cubin.

@@ -1,4 +1,4 @@
-"""Compiling in a child process: ``python -m tilegym_fx.compile.child`` reads one request as JSON and answers with one."""
+"""Compiling in a child: ``python -m tilegym_fx.compile.child`` reads and answers one request, as JSON."""
 
 from __future__ import annotations
 
@@ -28,10 +28,16 @@ def compile_in_child(
 ) -> bytes:  # fmt: skip
     """See :func:`tilegym_fx.compile.compile_kernel`; the arguments are described already."""
     name = kernel._pyfunc.__name__
-    request = {**_address(kernel), "parameters": list(parameters), "arch": arch, "hints": _hints(kernel, arch)}
+    request = {
+        **_address(kernel),
+        "parameters": list(parameters),
+        "arch": arch,
+        "hints": _hints(kernel, arch),
+    }
     child = subprocess.Popen(
         [sys.executable, "-m", "tilegym_fx.compile.child"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )  # fmt: skip
     try:
@@ -42,7 +48,9 @@ def compile_in_child(
         _end(child)
     if child.returncode:
         last = log.strip().splitlines()[-1:] or ["no message"]
-        raise CompileError(f"compiling kernel {name} for {arch} ended with status {child.returncode}: {last[0]}")
+        raise CompileError(
+            f"compiling kernel {name} for {arch} ended with status {child.returncode}: {last[0]}"
+        )
     reply = json.loads(answer)
     if "problem" in reply:
         raise CompileError(reply["problem"], advice=reply["advice"])
@@ -66,7 +74,8 @@ def _address(kernel: ct.kernel) -> dict[str, str]:
     file = inspect.getsourcefile(function)
     if "." in function.__qualname__ or file is None or not Path(file).is_file():
         raise CompileError(
-            f"kernel {function.__qualname__} is not at the top of a file", advice="Compile it with isolated=False"
+            f"kernel {function.__qualname__} is not at the top of a file",
+            advice="Compile it with isolated=False",
         )
     depth = max(1, function.__module__.count("."))
     return {"folder": str(Path(file).resolve().parents[depth - 1]), "file": str(Path(file).resolve()),

@@ -1,4 +1,4 @@
-"""Compiling in this process. cuTile itself runs the compiler proper, tileiras, as a child with a time limit."""
+"""Compiling in this process, where cuTile runs the compiler proper, tileiras, as a child of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _FOREIGN_TOOLKIT = ("CUDA_HOME", "CUDA_PATH")
 _LONGEST = 500
 
 
-def compile_here(kernel: ct.kernel, parameters: Iterable[dict[str, Any]], arch: str, timeout: float | None) -> bytes:
+def compile_here(
+    kernel: ct.kernel, parameters: Iterable[dict[str, Any]], arch: str, timeout: float | None
+) -> bytes:
     """See :func:`tilegym_fx.compile.compile_kernel`; the arguments are described already."""
     import cuda.tile as ct
     from cuda.tile.compilation import export_kernel
@@ -32,11 +34,13 @@ def compile_here(kernel: ct.kernel, parameters: Iterable[dict[str, Any]], arch: 
             export_kernel(kernel, [symbol], result, gpu_code=arch, output_format="cubin")
     except FileNotFoundError as problem:
         advice = 'Install it with `pip install "cuda-tile[tileiras]"`'
-        raise CompileError(f"kernel {name}: cuTile's compiler tileiras is not installed", advice=advice) from problem
+        raise CompileError(
+            f"kernel {name}: cuTile's compiler tileiras is not installed", advice=advice
+        ) from problem
     except ct.TileCompilerTimeoutError as problem:
         raise timed_out(name, arch, timeout) from problem
     except ct.TileError as problem:
-        raise _readable(problem, name, arch) from problem
+        raise readable(problem, name, f" for {arch}") from problem
     return result.getvalue()
 
 
@@ -48,8 +52,14 @@ def timed_out(name: str, arch: str, timeout: float | None) -> CompileError:
     )
 
 
-def _readable(problem: ct.TileError, name: str, arch: str) -> CompileError:
-    """cuTile's error on one line, with the cause that its text hides when it is a foreign toolkit."""
+def readable(problem: ct.TileError, name: str, target: str = "") -> CompileError:
+    """cuTile's error on one line, with the cause that its text hides when it is a foreign toolkit.
+
+    Args:
+        problem: What cuTile raised.
+        name: The kernel's name.
+        target: `` for sm_90``, or nothing when it is the GPU at hand.
+    """
     import cuda.tile as ct
 
     location = problem.loc
@@ -58,10 +68,12 @@ def _readable(problem: ct.TileError, name: str, arch: str) -> CompileError:
     found = [variable for variable in _FOREIGN_TOOLKIT if os.environ.get(variable)]
     advice = None
     if isinstance(problem, ct.TileCompilerExecutionError):
-        advice = "Check that tileiras, ptxas and libnvvm are of one version, and that it knows this architecture"
+        advice = (
+            "Check that tileiras, ptxas and libnvvm are of one version, and that it knows this architecture"
+        )
         if found:
             advice = (
-                f"Unset {' and '.join(found)}: they make tileiras load the libnvvm of another CUDA toolkit, which fails"
-                " like this"
+                f"Unset {' and '.join(found)}: they make tileiras load the libnvvm of another CUDA toolkit,"
+                " which fails like this"
             )
-    return CompileError(f"kernel {name}{place} does not compile for {arch}: {message}", advice=advice)
+    return CompileError(f"kernel {name}{place} does not compile{target}: {message}", advice=advice)

@@ -1,4 +1,4 @@
-"""What cuTile's compiler may assume about a kernel's arguments, first as plain data, then as its own objects."""
+"""What cuTile's compiler may assume about a kernel's arguments: as plain data, and as its own objects."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def _describe(arg: Any, notes: Iterable[Any], name: str, groups: dict[int, str])
         return _describe_tensor(arg, notes, groups)
     if not isinstance(arg, (bool, int, float)):
         raise CompileError(
-            f"the argument {name!r} is a {type(arg).__name__}", advice="Kernels take tensors, bools, ints and floats"
+            f"the argument {name!r} is a {type(arg).__name__}",
+            advice="Kernels take tensors, bools, ints and floats",
         )
     if any(type(note).__name__ == "ConstantAnnotation" for note in notes):
         return {"constant": arg}
@@ -71,10 +72,13 @@ def _describe_tensor(tensor: torch.Tensor, notes: Iterable[Any], groups: dict[in
         "index_dtype": array.index_dtype.name if array is not None else "int32",
         "shape_constant": [n if d in static_shape else None for d, (n, _) in enumerate(lengths)],
         "stride_constant": [
-            s if d in static_strides or (s == 1 and not static_strides) else None for d, (_, s) in enumerate(lengths)
+            s if d in static_strides or (s == 1 and not static_strides) else None
+            for d, (_, s) in enumerate(lengths)
         ],
         "stride_divisible_by": [
-            1 if s == 1 else math.gcd(s * tensor.itemsize, _ALIGNMENT) // math.gcd(tensor.itemsize, _ALIGNMENT)
+            1
+            if s == 1
+            else math.gcd(s * tensor.itemsize, _ALIGNMENT) // math.gcd(tensor.itemsize, _ALIGNMENT)
             for _, s in lengths
         ],
         "base_addr_divisible_by": math.gcd(offset, _ALIGNMENT),
@@ -90,7 +94,9 @@ def _storage(tensor: torch.Tensor) -> int:
 def _alias_groups(args: Sequence[Any]) -> dict[int, str]:
     """A group for each storage that several arguments share."""
     storages = [_storage(arg) for arg in args if isinstance(arg, torch.Tensor)]
-    return {storage: f"storage{i}" for i, storage in enumerate(storages) if storages.count(storage) > 1}
+    return {
+        storage: f"storage{storages.index(storage)}" for storage in storages if storages.count(storage) > 1
+    }
 
 
 def signature(parameters: Iterable[dict[str, Any]]) -> KernelSignature:

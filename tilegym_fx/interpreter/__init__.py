@@ -6,7 +6,12 @@ docs/interpreter.md for what it checks, what it rounds how, and where it differs
 
 from __future__ import annotations
 
-from tilegym_fx.interpreter.errors import InterpreterError, OutOfBoundsError, TileTypeError, UnsupportedOpError
+from tilegym_fx.interpreter.errors import (
+    InterpreterError,
+    OutOfBoundsError,
+    TileTypeError,
+    UnsupportedOpError,
+)
 from tilegym_fx.interpreter.runner import interpret
 
 __all__ = ["InterpreterError", "OutOfBoundsError", "TileTypeError", "UnsupportedOpError", "interpret"]

@@ -1,13 +1,15 @@
 """cuTile's dtypes beside torch's, and cuTile's rules for mixing them.
 
-The rules differ from torch's: signed and unsigned integers never mix, float16 and bfloat16 never mix, and a Python
-number takes the dtype of the tile it meets unless its category (bool < integer < float) is the stronger one.
+The rules differ from torch's: signed and unsigned integers never mix, float16 and bfloat16 never mix, and a
+Python number takes the dtype of the tile it meets unless its category (bool < integer < float) is the
+stronger one.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 import cuda.tile as ct
 import torch
@@ -31,7 +33,7 @@ TORCH: dict[ct.DType, torch.dtype] = {
     ct.float64: torch.float64,
 }
 OF_TORCH: dict[torch.dtype, ct.DType] = {held: dtype for dtype, held in TORCH.items() if dtype != ct.tfloat32}
-_KNOWN: dict[object, ct.DType] = {**{dtype: dtype for dtype in TORCH}, **OF_TORCH}
+_KNOWN: dict[Any, ct.DType] = {**{dtype: dtype for dtype in TORCH}, **OF_TORCH}
 HALVES = frozenset({ct.float16, ct.bfloat16})
 
 _SIGNED = (ct.int8, ct.int16, ct.int32, ct.int64)
@@ -39,7 +41,7 @@ _WIDTH = {dtype: index for index, dtype in enumerate(_SIGNED)}
 _INTEGERS = frozenset({ct.uint8, *_SIGNED})
 
 
-@lru_cache(maxsize=None)
+@cache
 def category(dtype: ct.DType) -> int:
     """BOOL, INTEGER or FLOAT."""
     if dtype == ct.bool_:
@@ -59,14 +61,14 @@ def canonical(dtype: object) -> ct.DType:
     return known
 
 
-@lru_cache(maxsize=None)
+@cache
 def integer_range(dtype: ct.DType) -> tuple[int, int]:
     """Smallest and largest value of an integer dtype."""
     info = torch.iinfo(TORCH[dtype])
     return info.min, info.max
 
 
-@lru_cache(maxsize=None)
+@cache
 def promote(first: ct.DType, second: ct.DType) -> ct.DType:
     """The dtype in which cuTile mixes two tiles.
 

@@ -37,7 +37,9 @@ def _check_modes(name: str, dtype: ct.DType, rounding_mode: Any, flush_to_zero: 
         raise TileTypeError(f"{name} with rounding mode {rounding_mode}, which the interpreter does not know")
     approximate = rounding_mode in (ct.RoundingMode.FULL, ct.RoundingMode.APPROX)
     if (approximate or flush_to_zero) and dtype != ct.float32:
-        raise TileTypeError(f"{name} of {dtype.name} with rounding_mode={rounding_mode}, flush_to_zero={flush_to_zero}")
+        raise TileTypeError(
+            f"{name} of {dtype.name} with rounding_mode={rounding_mode}, flush_to_zero={flush_to_zero}"
+        )
 
 
 def unary(
@@ -141,12 +143,17 @@ def _pairwise(data: torch.Tensor, axis: int, combine: Callable[[Any, Any], torch
 def fold(name: str) -> Callable[..., Tile]:
     """``ct.sum`` or ``ct.prod``.
 
-    A float16 or bfloat16 tile is summed in that dtype, pair by pair: its partial sums are rounded on a GPU as well.
+    A float16 or bfloat16 tile is folded in that dtype, pair by pair: on a GPU too, partial sums are rounded.
     """
     combine = OPS["add" if name == "sum" else "mul"].tensors
 
     def apply(
-        x: Any, axis: Any = None, *, keepdims: bool = False, rounding_mode: Any = None, flush_to_zero: bool = False
+        x: Any,
+        axis: Any = None,
+        *,
+        keepdims: bool = False,
+        rounding_mode: Any = None,
+        flush_to_zero: bool = False,
     ) -> Tile:
         tile = _arithmetic(name, x)
         _check_modes(name, tile.dtype, rounding_mode, flush_to_zero)
@@ -168,7 +175,12 @@ def extreme(name: str) -> Callable[..., Tile]:
     loser = -math.inf if name == "max" else math.inf
 
     def apply(
-        x: Any, axis: Any = None, *, keepdims: bool = False, flush_to_zero: bool = False, propagate_nan: bool = False
+        x: Any,
+        axis: Any = None,
+        *,
+        keepdims: bool = False,
+        flush_to_zero: bool = False,
+        propagate_nan: bool = False,
     ) -> Tile:
         tile = _arithmetic(name, x)
         _check_modes(name, tile.dtype, None, flush_to_zero)
@@ -209,7 +221,12 @@ def cumulate(name: str) -> Callable[..., Tile]:
     function = torch.cumsum if name == "cumsum" else torch.cumprod
 
     def apply(
-        x: Any, axis: Any = 0, *, reverse: bool = False, rounding_mode: Any = None, flush_to_zero: bool = False
+        x: Any,
+        axis: Any = 0,
+        *,
+        reverse: bool = False,
+        rounding_mode: Any = None,
+        flush_to_zero: bool = False,
     ) -> Tile:
         tile = _arithmetic(name, x)
         _check_modes(name, tile.dtype, rounding_mode, flush_to_zero)
@@ -243,7 +260,9 @@ def mma(x: Any, y: Any, /, acc: Any, *, use_fast_acc: bool = False) -> Tile:
         raise TileTypeError(f"mma of {x!r} and {y!r}; both must have at least two dimensions")
     product = _product(x, y)
     if tuple(product.shape) != acc.shape:
-        raise TileTypeError(f"mma of {x!r} and {y!r} makes {tuple(product.shape)}, but the accumulator is {acc!r}")
+        raise TileTypeError(
+            f"mma of {x!r} and {y!r} makes {tuple(product.shape)}, but the accumulator is {acc!r}"
+        )
     return Tile(dtypes.cast(product + acc.data.to(product.dtype), acc.dtype), acc.dtype)
 
 
@@ -269,7 +288,9 @@ def _check_mma(x: Tile, y: Tile, acc: ct.DType | None) -> None:
 
 
 def _product(x: Tile, y: Tile) -> torch.Tensor:
-    wide = {ct.float64: torch.float64, ct.int8: torch.int32, ct.uint8: torch.int32}.get(x.dtype, torch.float32)
+    wide = {ct.float64: torch.float64, ct.int8: torch.int32, ct.uint8: torch.int32}.get(
+        x.dtype, torch.float32
+    )
     try:
         return torch.matmul(x.data.to(wide), y.data.to(wide))
     except RuntimeError as problem:

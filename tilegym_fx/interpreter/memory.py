@@ -58,7 +58,9 @@ class Array:
         self.index_dtype = index_dtype
         fixed_shape = {d % tensor.ndim for d in static_shape}
         fixed_strides = {d % tensor.ndim for d in static_strides}
-        self.shape = tuple(n if d in fixed_shape else Scalar(n, index_dtype) for d, n in enumerate(tensor.shape))
+        self.shape = tuple(
+            n if d in fixed_shape else Scalar(n, index_dtype) for d, n in enumerate(tensor.shape)
+        )
         self.strides = tuple(
             n if d in fixed_strides else Scalar(n, index_dtype) for d, n in enumerate(tensor.stride())
         )
@@ -143,7 +145,7 @@ def _check_hints(latency: Any, allow_tma: Any = None) -> None:
 def _window(
     array: Array, index: Any, shape: tuple[int, ...], order: Any, what: str
 ) -> tuple[torch.Tensor, list[slice], list[int], bool]:
-    """The permuted tensor, the slices that a tile covers in it, their lengths, and whether the tile lies inside."""
+    """The permuted tensor, the slices a tile covers in it, their lengths, and whether all of it is inside."""
     view = array.tensor
     axes = _axis_order(order, array.ndim)
     if axes is not None:
@@ -197,7 +199,7 @@ def load(
         if padding_mode is ct.PaddingMode.UNDETERMINED or not check_bounds:
             raise OutOfBoundsError(
                 f"load of a tile of shape {full} at {index!r} crosses the edge of {array!r} with no padding",
-                advice="Pass padding_mode=ct.PaddingMode.ZERO (and no check_bounds=False), or use a smaller tile",
+                advice="Pass padding_mode=ct.PaddingMode.ZERO and no check_bounds=False, or use a smaller tile",
             )
         data = _padded(part, full, lengths, array.dtype, padding_mode)
     return Tile(data if wanted else data.reshape(()), array.dtype)
@@ -244,7 +246,9 @@ def store(
     view, slices, lengths, inside = _window(array, index, shape, order, "store of")
     if not inside:
         if not check_bounds:
-            raise OutOfBoundsError(f"store of a tile of shape {shape} at {index!r} crosses the edge of {array!r}")
+            raise OutOfBoundsError(
+                f"store of a tile of shape {shape} at {index!r} crosses the edge of {array!r}"
+            )
         data = data[tuple(slice(0, n) for n in lengths)]
     view[tuple(slices)] = data
 
@@ -301,7 +305,9 @@ def expanded(data: torch.Tensor, shape: torch.Size, what: str) -> torch.Tensor:
     try:
         return data.expand(shape)
     except RuntimeError as problem:
-        raise TileTypeError(f"{what} of shape {tuple(data.shape)} does not broadcast to {tuple(shape)}") from problem
+        raise TileTypeError(
+            f"{what} of shape {tuple(data.shape)} does not broadcast to {tuple(shape)}"
+        ) from problem
 
 
 def gather(
@@ -320,7 +326,9 @@ def gather(
     """
     _check_hints(latency)
     places, active = places_of(array, indices, mask, check_bounds, "gather")
-    padding = expanded(stored(padding_value, array, "the padding value"), active.shape, "gather: the padding value")
+    padding = expanded(
+        stored(padding_value, array, "the padding value"), active.shape, "gather: the padding value"
+    )
     if not active.any():
         return Tile(padding.clone(), array.dtype)
     return Tile(torch.where(active, array.tensor[places], padding), array.dtype)

@@ -54,7 +54,9 @@ def static_assert(condition: Any, message: str | None = None) -> None:
 def assert_(condition: Any, message: str | None = None) -> None:
     """``ct.assert_``."""
     if not bool(as_tile(condition).data.all()):
-        raise InterpreterError(f"assert_ failed: {message or 'no message'}", advice="The kernel's own check says no")
+        raise InterpreterError(
+            f"assert_ failed: {message or 'no message'}", advice="The kernel's own check says no"
+        )
 
 
 def assume_divisible_by(x: Any, divisor: int) -> Any:
@@ -68,7 +70,7 @@ def nothing() -> None:
     """An operation that only orders work on a GPU."""
 
 
-_UNARY = {
+_UNARY: dict[str, tuple[Any, Any, str]] = {
     "abs": (torch.abs, abs, "keep"),
     "ceil": (torch.ceil, math.ceil, "refuse"),
     "cos": (torch.cos, math.cos, "float"),

@@ -1,12 +1,13 @@
 """The kernel's Python code with ``cuda.tile`` replaced, without touching the kernel, its module or cuda.tile.
 
-A function is rebuilt over a new globals dict that holds only the names its code uses. Helpers it calls, closures and
-helpers in other modules are rebuilt the same way.
+A function is rebuilt over a new globals dict that holds only the names its code uses. Helpers it calls,
+closures and helpers in other modules are rebuilt the same way.
 """
 
 from __future__ import annotations
 
 import builtins
+import inspect
 from collections.abc import Iterator
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -67,7 +68,7 @@ class Rebinder:
         if value.__module__.startswith("cuda.tile"):
             return getattr(self._namespace, value.__name__)
         if value.__globals__.get("__name__", "").startswith("cuda.tile"):
-            return self.function(value.__wrapped__)  # a helper under @ct.function
+            return self.function(inspect.unwrap(value))  # a helper under @ct.function
         return self.function(value)
 
 

@@ -1,8 +1,8 @@
 """The values inside a kernel: tiles, runtime integer scalars, and the operators between them.
 
-A :class:`Tile` holds a torch tensor. A :class:`Scalar` is a runtime integer (a block index, an array's length, a loop
-variable): a Python int with a cuTile dtype, because index arithmetic through torch would be slow. Plain Python numbers
-are compile-time constants, as in cuTile, and take the dtype of what they meet.
+A :class:`Tile` holds a torch tensor. A :class:`Scalar` is a runtime integer (a block index, an array's
+length, a loop variable): a Python int with a cuTile dtype, because index arithmetic through torch would be
+slow. Plain Python numbers are compile-time constants, as in cuTile, and take the dtype of what they meet.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class _Value:
     __xor__, __rxor__ = _operator("bitwise_xor"), _reflected("bitwise_xor")
     __lshift__, __rlshift__ = _operator("bitwise_lshift"), _reflected("bitwise_lshift")
     __rshift__, __rrshift__ = _operator("bitwise_rshift"), _reflected("bitwise_rshift")
-    __eq__ = _operator("equal")  # type: ignore[assignment]
-    __ne__ = _operator("not_equal")  # type: ignore[assignment]
+    __eq__ = _operator("equal")
+    __ne__ = _operator("not_equal")
     __lt__, __le__ = _operator("less"), _operator("less_equal")
     __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
 
@@ -150,7 +150,7 @@ class Scalar(_Value):
         if not low <= value <= high:
             raise InterpreterError(
                 f"the integer {value} overflows {dtype.name}",
-                advice="Annotate the parameter with ct.ScalarInt64 or ct.IndexedWithInt64, or use smaller arrays",
+                advice="Annotate the parameter with ct.ScalarInt64 or ct.IndexedWithInt64",
             )
         self.value = value
         self.dtype = dtype
@@ -227,7 +227,7 @@ class Tile(_Value):
     def __setitem__(self, key: object, value: object) -> None:
         raise TileTypeError("tiles are immutable: item assignment")
 
-    def __iter__(self) -> None:  # type: ignore[override]
+    def __iter__(self) -> None:
         raise TileTypeError("a tile cannot be iterated over or unpacked; use ct.extract")
 
 
@@ -311,7 +311,9 @@ def _checked_dtype(op: BinaryOp, x: Any, y: Any) -> ct.DType:
             raise TileTypeError("pow of integers, which cuTile does not implement")
         return dtype
     if kind == dtypes.FLOAT or (op.kind == "shift" and kind == dtypes.BOOL):
-        raise TileTypeError(f"{op.name} of {x!r} and {y!r}; it takes integers" + " or bools" * (op.kind == "bitwise"))
+        raise TileTypeError(
+            f"{op.name} of {x!r} and {y!r}; it takes integers" + " or bools" * (op.kind == "bitwise")
+        )
     strict = [v.dtype for v in (x, y) if isinstance(v, Tile | Scalar)]
     if op.kind == "bitwise" and len(strict) == 2 and strict[0] != strict[1]:
         raise TileTypeError(f"{op.name} of {strict[0].name} and {strict[1].name}, which must be equal")
@@ -330,5 +332,7 @@ def _binary_of_scalars(op: BinaryOp, x: Any, y: Any) -> Any:
         held = dtypes.TORCH[dtype]
         return Tile(op.tensors(torch.tensor(x_number, dtype=held), torch.tensor(y_number, dtype=held)), dtype)
     if y_number == 0 and op.name in ("floordiv", "cdiv", "mod"):
-        raise InterpreterError(f"{op.name} of {x!r} by zero", advice="Guard the division: a GPU gives garbage here")
+        raise InterpreterError(
+            f"{op.name} of {x!r} by zero", advice="Guard the division: a GPU gives garbage here"
+        )
     return Scalar(op.numbers(x_number, y_number), dtype)

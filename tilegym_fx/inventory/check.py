@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -21,12 +22,11 @@ from tilegym_fx.inventory.collect import Collection, collect
 from tilegym_fx.inventory.read import faults_of
 from tilegym_fx.schema import UNPARSABLE, Problem
 
-#: Seconds in which the child must report something; starting it imports torch.
-_PATIENCE = 120.0
+#: Seconds that the child may take to start, which imports torch, and to report on one Definition.
+_START_PATIENCE = 300.0
+_PATIENCE = 60.0
 #: The child's program: the worker of this very package, wherever that was imported from.
-_START = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from tilegym_fx.inventory.worker import main; main()"
-)
+_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); import tilegym_fx.inventory.worker as w; w.main()"
 
 
 @dataclass
@@ -158,8 +158,8 @@ class _Child:
 
     def _lines(self, process: subprocess.Popen[str]) -> Iterator[str]:
         assert process.stdout is not None
-        while True:
-            watch = threading.Timer(_PATIENCE, self._kill, [process])
+        for patience in itertools.chain([_START_PATIENCE], itertools.repeat(_PATIENCE)):
+            watch = threading.Timer(patience, self._kill, [process])
             watch.daemon = True
             watch.start()
             line = process.stdout.readline()

@@ -90,10 +90,10 @@ def _solution_data(inventory: Inventory, solution: Solution) -> dict[str, Any]:
 
 
 def _dtype_faults(inventory: Inventory, definition: Definition) -> list[Fault]:
-    specs = {**definition.inputs, **definition.outputs}
-    bad = {name: spec.dtype for name, spec in specs.items() if spec.dtype in _MISSING_DTYPES}
     problems = [
-        Problem(name, f"FlashInfer-Bench has no dtype {dtype}", "declare another dtype")
-        for name, dtype in bad.items()
+        Problem(f"{group}.{name}.dtype", f"FlashInfer-Bench has no {spec.dtype}", "declare another dtype")
+        for group, specs in (("inputs", definition.inputs), ("outputs", definition.outputs))
+        for name, spec in specs.items()
+        if spec.dtype in _MISSING_DTYPES
     ]
     return faults_of(inventory.file_of(definition), problems)

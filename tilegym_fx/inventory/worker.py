@@ -1,6 +1,7 @@
 """The child process of ``check``: runs references and spellings, and reports on each in one line of JSON.
 
-Roots are its arguments, a JSON list of Definition names its stdin. This is the boundary behind which an inventory's code may raise anything.
+Roots are its arguments, a JSON list of Definition names its stdin.
+This is the boundary behind which an inventory's code may raise anything.
 """
 
 from __future__ import annotations
@@ -80,23 +81,25 @@ def _attempt(field: str, attempt: Callable[[], list[Problem]]) -> list[Problem]:
 
 
 def _try_patterns(inventory: Inventory, definition: Definition) -> list[Problem]:
-    problems: list[Problem] = []
+    spellings = inventory.spellings(definition.name).values()
     guards = dict.fromkeys(inventory.guards(definition.name))
-    for spelling in inventory.spellings(definition.name).values():
-        problems += _spelling_problems(definition, spelling)
+    for spelling in spellings:
         guards |= dict.fromkeys(spelling.guards)
-    for guard in guards:
-        problems += _signature_problems(guard, definition)
+    problems = [problem for guard in guards for problem in _signature_problems(guard, definition)]
+    callable_guards = not problems
+    for spelling in spellings:
+        signature = list(_signature_problems(spelling.function, definition))
+        problems += _source_problems(spelling) + signature
+        if callable_guards and not signature:
+            problems += _spelling_result_problems(definition, spelling)
     return problems
 
 
-def _spelling_problems(definition: Definition, spelling: Spelling) -> list[Problem]:
+def _source_problems(spelling: Spelling) -> list[Problem]:
     found = [f"source {problem}" for link in spelling.sources if (problem := permalink_problem(link))]
     if not spelling.sources:
         found.append("has no source")
-    problems = [Problem(spelling.name, text, "cite the lines on a commit SHA or a release") for text in found]
-    signature = list(_signature_problems(spelling.function, definition))
-    return problems + (signature or _spelling_result_problems(definition, spelling))
+    return [Problem(spelling.name, text, "cite the lines on a commit SHA or a release") for text in found]
 
 
 def _spelling_result_problems(definition: Definition, spelling: Spelling) -> list[Problem]:

@@ -1,0 +1,106 @@
+"""Which functions may be rewritten: methods of the model's own modules, found by the class, with plain sources."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from .flow import sees_all_locals
+from .guards import Refusal
+from .values import View
+
+#: Packages whose modules wrap a model's own; their code is not the model's.
+WRAPPERS = ("torch", "peft", "accelerate", "bitsandbytes", "torchao", "deepspeed", "kernels")
+_DECORATORS_FROM = ("torch", "transformers", "functools", "typing")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A method that may be rewritten.
+
+    Attributes:
+        module: The module whose method it is.
+        cls: The module's class.
+        definer: The class that the method is written in; `cls` itself or one of its bases.
+        name: The method's name.
+    """
+
+    module: nn.Module
+    cls: type
+    definer: type
+    name: str
+
+
+def owner_of(view: View) -> Owner:
+    """The method that a recorded call ran.
+
+    Raises:
+        Refusal: If it cannot be rewritten, with the reason.
+    """
+    call, where = view.call, view.where()
+    module, name = call.module, call.code.co_name
+    if module is None:
+        raise Refusal(f"{where} is no method of a module")
+    cls = type(module)
+    package = str(call.globals.get("__name__", "")).split(".")[0]
+    if package in WRAPPERS:
+        raise Refusal(f"{where} belongs to {package}")
+    definer = next((base for base in cls.__mro__ if name in vars(base)), None)
+    if definer is None:
+        raise Refusal(f"{where} is not found by its name in {cls.__name__}")
+    if plain_function(vars(definer)[name], call.code) is None:
+        kind = "a property" if isinstance(vars(definer)[name], property) else "not what the class holds under its name"
+        raise Refusal(f"{where} is {kind}: it is reached through super(), or replaced")
+    _check_text(view)
+    if "<locals>" in definer.__qualname__:
+        raise Refusal(f"class {definer.__name__} is local to a function, so an emitted file cannot import it")
+    return Owner(module, cls, definer, name)
+
+
+def plain_function(held: Any, code: Any = None) -> FunctionType | None:
+    """The function behind what a class holds, decorators undone; None if it is none or has another code."""
+    while True:
+        if isinstance(held, FunctionType) and (code is None or held.__code__ is code):
+            if code is not None or not hasattr(held, "__wrapped__"):
+                return held
+        wrapped: Callable[..., Any] | None = getattr(held, "__wrapped__", None)
+        if isinstance(held, (staticmethod, classmethod, property)) or wrapped is None:
+            return None
+        held = wrapped
+
+
+def _check_text(view: View) -> None:
+    node, code, where = view.source.node, view.call.code, view.where()
+    if view.call.is_generator or isinstance(node, ast.AsyncFunctionDef):
+        raise Refusal(f"{where} is a generator")
+    if "__class__" in code.co_freevars:
+        raise Refusal(f"{where} uses super()")
+    if code.co_freevars:
+        raise Refusal(f"{where} reads {', '.join(code.co_freevars)} from an enclosing function")
+    if sees_all_locals(node):
+        raise Refusal(f"{where} looks at all its locals")
+    for part in ast.walk(node):
+        name = part.id if isinstance(part, ast.Name) else part.attr if isinstance(part, ast.Attribute) else ""
+        if name.startswith("__") and not name.endswith("__"):
+            raise Refusal(f"{where} uses the private name {name}")
+        if isinstance(part, ast.Name) and part.id == "tilegym_fx" and not isinstance(part.ctx, ast.Load):
+            raise Refusal(f"{where} has a local named tilegym_fx")
+    for decorator in node.decorator_list:
+        _check_decorator(decorator, view)
+
+
+def _check_decorator(decorator: ast.expr, view: View) -> None:
+    target = decorator.func if isinstance(decorator, ast.Call) else decorator
+    try:
+        held = eval(compile(ast.Expression(target), "<decorator>", "eval"), dict(view.call.globals))  # noqa: S307
+    except (NameError, AttributeError):
+        held = None
+    package = (inspect.getmodule(held) or type(held)).__name__.split(".")[0] if held is not None else ""
+    if package not in _DECORATORS_FROM:
+        raise Refusal(f"decorator @{ast.unparse(decorator)} of {view.where()} is not known")
