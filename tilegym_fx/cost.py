@@ -1,8 +1,8 @@
 """What an operation costs on a named GPU: the bytes it moves, its arithmetic, and the roofline time of both.
 
-Every operation counts as one kernel of its own, as in eager mode, and a fused region as one kernel. The time of
-a kernel is the larger of its memory and its arithmetic time, plus what starting it takes. Only ratios of these
-times are meant to be trusted. Graphs are expected in the normal form, where views and copies are told apart.
+Every operation counts as one kernel of its own, as in eager mode, and a fused region as one kernel. The time
+of a kernel is the larger of its memory and its arithmetic time, plus what starting it takes. Only ratios of
+these times are meant to be trusted. Graphs are expected in the normal form.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def get_device(name: str) -> Device:
 
 
 def device_of(device: torch.device | None) -> Device:
-    """The table's entry for a CUDA device of this machine, or the nearest in architecture; else the default."""
+    """The entry for a CUDA device of this machine, or the nearest of its kind; the default without one."""
     if device is None or device.type != "cuda":
         return DEVICES[DEFAULT_DEVICE]
     key = _key(torch.cuda.get_device_name(device))
@@ -264,7 +264,7 @@ def _share_of_experts(node: Node) -> float:
 
 
 def _arithmetic_seconds(node: Node, device: Device) -> float:
-    """Time of a node's matrix products at the device's rate for their dtype; all other arithmetic is hidden."""
+    """Time of a node's matrix products at the rate for their dtype; all other arithmetic is hidden."""
     count = _op(node.target).flops if node.op == "call_function" else None
     if count is None:
         return 0.0

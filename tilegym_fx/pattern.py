@@ -184,6 +184,7 @@ def _probe_pairs(definition: Definition) -> Iterator[tuple[_Probe, _Probe]]:
                 yield _Probe(3, low, wide, equal), _Probe(5, other, wide, equal)
 
 
+_SUM = re.compile(r"^(\w+) == (\w+) \+ (\w+)$")
 _EQUALS = re.compile(r"^(\w+) == (?:(\d+) \* )?(\w+)$")
 _DIVIDES = re.compile(r"^(\w+) % (\w+) == 0$")
 
@@ -205,13 +206,15 @@ def probe_axes(definition: Definition, seed: int, *, equal: bool = False) -> dic
     for constraint in definition.constraints or ():
         if match := _EQUALS.match(constraint):
             axes[match[1]] = int(match[2] or 1) * axes[match[3]]
+        elif match := _SUM.match(constraint):
+            axes[match[1]] = axes[match[2]] + axes[match[3]]
         elif match := _DIVIDES.match(constraint):
             divisor = axes.get(match[2]) or 2 * int(match[2])
             axes[match[1]] = divisor * (1 if equal and match[2] in axes else seed)
         else:
             raise PatternError(
                 f"definition {definition.name}: constraint {constraint!r} has a form that is not understood",
-                advice="Write `A == n * B` or `A % B == 0`",
+                advice="Write `A == n * B`, `A == B + C` or `A % B == 0`",
             )
     return axes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -10,13 +12,19 @@ from rich.table import Table
 from .results import Rejection
 from .survey import PhaseSurvey, Survey, short, versions
 
+_FILE_WIDTH = 160
 _UNCOVERED_SHOWN = 12
 _MISSES_SHOWN = 12
 
 
+def _console() -> Console:
+    """The terminal's width on a terminal, else wide enough for a source line in each row."""
+    return Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
+
+
 def print_survey(found: Survey, console: Console | None = None) -> None:
     """Header, then for each phase its Definitions, coverage, uncovered ops and near misses."""
-    out = console or Console()
+    out = console or _console()
     v = versions()
     out.print(
         f"[bold]{escape(found.source.name)}[/]  {found.class_name}, {found.parameters / 1e9:.2f} B parameters, "
@@ -81,7 +89,7 @@ def _misses(phase: PhaseSurvey) -> Table:
 
 def print_explanation(found: Survey, wanted: str, console: Console | None = None) -> None:
     """Every chosen Match and every Rejection whose class, module path or source line contains ``wanted``."""
-    out = console or Console()
+    out = console or _console()
     for phase in found.phases:
         if phase.outcome is None:
             continue

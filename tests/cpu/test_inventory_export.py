@@ -65,7 +65,7 @@ def test_a_dtype_that_flashinfer_bench_lacks_is_a_fault(tmp_path: Path) -> None:
     wide = definition("wide", outputs={"output": {"shape": ["N", "D"], "dtype": "float64"}})
     inventory = load(write_repository(tmp_path / "root", wide), shipped=False)
     with pytest.raises(
-        InventoryError, match="wide.json: outputs.output.dtype: FlashInfer-Bench has no float64"
+        InventoryError, match=r"wide\.json: outputs\.output\.dtype: FlashInfer-Bench has no float64"
     ):
         export_flashinfer(inventory, tmp_path / "set")
     assert not (tmp_path / "set").exists()

@@ -12,12 +12,15 @@ from tilegym_fx.errors import InventoryError, KernelError
 from tilegym_fx.inventory import load
 from tilegym_fx.inventory.check import check
 
+READS_VALUES = "the constraint `pages == indptr[-1].item()` reads tensor values"
+
 
 @pytest.fixture(scope="module")
 def tilegym() -> Path:
     """The folder of the installed package, which is never imported."""
     spec = importlib.util.find_spec("tilegym")
-    assert spec and spec.origin, "tests/packages.txt names tilegym"
+    assert spec, "tests/packages.txt names tilegym"
+    assert spec.origin
     return Path(spec.origin).parent
 
 
@@ -51,7 +54,8 @@ def test_a_flashinfer_trace_is_read_unchanged(tmp_path: Path) -> None:
     assert {s.spec.language for s in inventory.solutions_for("norm_h8")} == {"triton", "cuda"}
     result = check([root])
     assert result.faults == []
-    assert result.notes == ["paged_ps2: the reference was not run: the constraint `pages == indptr[-1].item()` reads tensor values"]  # fmt: skip
+    [note] = result.notes
+    assert note == f"paged_ps2: the reference was not run: {READS_VALUES}"
 
 
 def test_embedded_python_is_loaded_and_other_languages_are_refused(tmp_path: Path) -> None:

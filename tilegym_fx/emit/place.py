@@ -324,7 +324,8 @@ class Placer:
         if changed is not None:
             raise FinalRefusal(f"{self.at.where()} also changes a tensor in place ({changed.name})")
         for node in outside_users(gone, self.at.provenance):
-            if self.names.canonical(node) not in self.region.outputs:
+            # An input given on under another name (a cast that does nothing) is the same tensor, so it stays as it is.
+            if self.names.canonical(node) not in (*self.region.outputs, *self.region.inputs.values()):
                 origin = self.at.provenance.site(node).innermost
                 raise Refusal(f"{node.name}, computed at {origin}, is also needed elsewhere")
         self.gone = gone

@@ -20,9 +20,9 @@ from .guards import Refusal
 
 aten = torch.ops.aten
 #: Operations that give their first argument's value again.
-_SAME_VALUE = {
+_CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default}
+_SAME_VALUE = _CASTS | {
     aten.alias.default, aten.contiguous.default, aten.clone.default, aten.detach.default, aten.dropout.default,
-    aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default,
 }  # fmt: skip
 
 
@@ -36,6 +36,7 @@ class Names:
 
     def __init__(self, graph: fx.Graph, provenance: Provenance) -> None:
         self._provenance = provenance
+        self._raw = graph is provenance.graph
         self._canonical: dict[str, fx.Node] = {}
         for node in graph.nodes:
             for name in node.meta.get("origins", (node.name,)):
@@ -44,7 +45,7 @@ class Names:
     def canonical(self, node: fx.Node) -> fx.Node | None:
         """The Match graph's node with the value of an exported node."""
         found = self._canonical.get(node.name)
-        if node.target in _SAME_VALUE and isinstance(node.args[0], fx.Node) and _same_type(node, node.args[0]):
+        if (self._raw or found is None) and node.target in _SAME_VALUE and isinstance(node.args[0], fx.Node) and _same_type(node, node.args[0]):
             return self.canonical(node.args[0]) or found
         return found
 
@@ -105,13 +106,18 @@ def region_of(match: Match, names: Names) -> Region:
     ends = set(todo)
     while todo:
         node = todo.pop()
-        if node in found or (names.canonical(node) in stops and node not in ends):
+        if node in found or (node not in ends and _stops(node, stops, names)):
             continue
-        if node.op == "placeholder":
+        if node.op == "placeholder" and names.canonical(node) not in stops:
             raise Refusal(f"the region reads {node.name}, which is none of its inputs")
         found[node] = None
         todo.extend(node.all_input_nodes)
     return Region(match, frozenset(n.meta[NODE_KEY] for n in found), inputs, literals, match.outputs)
+
+
+def _stops(node: fx.Node, stops: set[fx.Node], names: Names) -> bool:
+    """Whether the region ends before this node. A cast that does nothing here is part of it: in another dtype it acts."""
+    return names.canonical(node) in stops and node.target not in _CASTS or node.op == "get_attr"
 
 
 def outside_users(numbers: Iterable[int], provenance: Provenance) -> list[fx.Node]:

@@ -78,9 +78,10 @@ def _as_json(inventory: Inventory, definition: Definition) -> dict[str, object]:
 
 def _print_table(inventory: Inventory, definitions: Sequence[Definition]) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("Definition", "op_type", "inputs", "outputs", "Solutions", "models", "status")
+    name = Column("Definition", no_wrap=True)
+    table = Table(name, "op_type", "inputs", "outputs", "Solutions", "models", "status")
     for definition in definitions:
         solutions = inventory.solutions_for(definition.name)
         table.add_row(
