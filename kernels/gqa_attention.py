@@ -1,29 +1,33 @@
-"""Grouped-query attention in cuTile: y = softmax(scale q k^T + mask) v, Hq / Hk query heads sharing a key head.
+"""Grouped-query attention in cuTile: y = softmax(scale q k^T + mask) v, Hq / Hk query heads to a key head.
 
     q [B, Hq, S, D], k [B, Hk, T, D], v [B, Hk, T, Dv], y [B, S, Hq, Dv]
 
-Softmax is computed online: a block keeps, per query, the maximum so far, the sum and the weighted values (float32), and
-rescales them when a tile of keys raises the maximum. Exponentials are powers of two; `factor` is scale * log2(e).
+Softmax is computed online: a block keeps, per query, the maximum so far, the sum and the weighted values
+(float32), and rescales them when a tile of keys raises the maximum. Exponentials are powers of two;
+`factor` is scale * log2(e).
 
-`attention_prefill_kernel` is for many queries. A block owns QUERIES of one head and walks over tiles of KEYS keys;
-tiles that every query sees come first and are not masked. With CAUSAL (top-left aligned, as in torch) later queries
-have more keys, so the blocks with the longest walk start first. `attention_decode_kernel` is for a few queries against
-a long cache: the query heads of a key head are rows of one tile, so that keys and values are read once, and blocks
-share the keys among them; `attention_combine_kernel` adds up their float32 results, in a fixed order.
+`attention_prefill_kernel` is for many queries. A block owns QUERIES of one head and walks over tiles of
+KEYS keys; tiles that every query sees come first and are not masked. With CAUSAL (top-left aligned, as in
+torch) later queries have more keys, so the blocks with the longest walk start first.
+`attention_decode_kernel` is for a few queries against a long cache: the query heads of a key head are rows
+of one tile, so that keys and values are read once, and blocks share the keys among them;
+`attention_combine_kernel` adds up their float32 results, in a fixed order.
 
-Masks are boolean (True = attend) or added to the scaled products. Most of a mask is often empty: above the diagonal,
-outside a window, beyond the filled part of a static cache. Keys outside the span that the queries of a block see are
-not read. In decode each block finds that span itself, before it takes its share; in prefill `attention_span_kernel`
-writes it. A query that sees no key gives 0, as torch.nn.functional.scaled_dot_product_attention does.
+Masks are boolean (True = attend) or added to the scaled products. Most of a mask is often empty: above the
+diagonal, outside a window, beyond the filled part of a static cache. Keys outside the span that the queries
+of a block see are not read. In decode each block finds that span itself, before it takes its share; in
+prefill `attention_span_kernel` writes it. A query that sees no key gives 0, as in
+F.scaled_dot_product_attention.
 
-Tiles have the next power of two above D (80 and 96 run as 128); the part beyond D is zeros, which add nothing.
+Tiles have the next power of two above D (80 and 96 run as 128); the part beyond D is zeros, which add
+nothing.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import cuda.tile as ct
 import torch
@@ -37,20 +41,20 @@ ADDITIVE = 2
 
 LOG2_E = math.log2(math.e)
 INFINITY = math.inf
-#: An added value below this takes a key away, as -inf does, from a query that has others: the least of float32.
+#: An added value below this takes a key away, as -inf does, from a query that has others: float32's least.
 REMOVED = -1e30
 #: Where such values are kept, in powers of two: a query that has no other keys weighs all of its keys alike.
 LOWEST = -3e38
 
 #: Columns of the mask that are searched for their span at a time.
 SPAN_COLUMNS = 512
-#: Up to so many queries count as decode, if with their heads they are no more than this much of a tile: 128 rows of
-#: 2-byte elements, 32 of float32 (rows times squared element size).
+#: Up to so many queries count as decode, if with their heads they fill at most 128 rows of 2-byte elements or
+#: 32 of 4-byte ones: rows times the square of the element size.
 DECODE_QUERIES = 8
 DECODE_TILE = 512
 #: Fewest rows that `ct.mma` puts on the tensor cores.
 MIN_ROWS = 16
-#: Most blocks that share the keys of one head: as many results as `attention_combine_kernel` holds in registers.
+#: Most blocks that share the keys of a head: `attention_combine_kernel` holds all their results in registers.
 MAX_SHARES = 64
 #: Multiprocessors of an H200, for launches that no GPU tells about.
 MULTIPROCESSORS = 132
@@ -75,6 +79,12 @@ class Tiling:
     keys: int
     occupancy: int
     blocks: int = 4
+
+
+def numbers(block, size, axis):
+    """The numbers of the rows (axis 0) or columns (axis 1) of tile number `block`, int32."""
+    shape = (size, 1) if axis == 0 else (1, size)
+    return block * size + ct.reshape(ct.arange(size, dtype=ct.int32), shape)
 
 
 def read_mask(mask, batch, head, row, step, shape, kind):
@@ -118,9 +128,9 @@ def read_values(v, batch, head, step, shape):
 
 
 def reach(mask, batch, head, row, rows, columns, kind):
-    """How far the keys that each of `rows` rows sees reach, counted from the end and from the start: int32 [rows, 1].
+    """How far the keys that each of `rows` rows sees reach, counted from the end and from the start.
 
-    Both are 0 for a row that sees nothing, so that the span of several rows is the maximum of each.
+    Both are int32 [rows, 1], and 0 for a row that sees nothing; the span of several rows is the maximum.
     """
     keys = mask.shape[3]
     from_end = ct.zeros((rows, 1), ct.int32)
@@ -128,12 +138,12 @@ def reach(mask, batch, head, row, rows, columns, kind):
     for step in range(ct.cdiv(keys, columns)):
         tile = read_mask(mask, batch, head, row, step, (rows, columns), kind)
         seen = tile if kind == BOOLEAN else tile > REMOVED
-        column = step * columns + ct.reshape(ct.arange(columns, dtype=ct.int32), (1, columns))
+        column = numbers(step, columns, 1)
         left = ct.max(ct.where(seen, keys - column, 0), axis=1, keepdims=True)
         right = ct.max(ct.where(seen, column + 1, 0), axis=1, keepdims=True)
         from_end, from_start = ct.maximum(from_end, left), ct.maximum(from_start, right)
     if kind == ADDITIVE:  # such a row weighs all of its keys alike, if they are not at -inf
-        inside = row * rows + ct.reshape(ct.arange(rows, dtype=ct.int32), (rows, 1)) < mask.shape[2]
+        inside = numbers(row, rows, 0) < mask.shape[2]
         everything = ct.where(inside & (from_start == 0), keys, 0)
         from_end, from_start = ct.maximum(from_end, everything), ct.maximum(from_start, everything)
     return from_end, from_start
@@ -172,10 +182,9 @@ def attention_prefill_kernel(
             top, total, out = attend(scores, factor, values, top, total, out)
         for step in range(full, stop):
             scores = products(query, k, batch, key_head, step, KEYS)
-            column = step * KEYS + ct.reshape(ct.arange(KEYS, dtype=ct.int32), (1, KEYS))
-            seen = column < keys
+            seen = numbers(step, KEYS, 1) < keys
             if CAUSAL:
-                seen = seen & (column <= row * QUERIES + ct.reshape(ct.arange(QUERIES, dtype=ct.int32), (QUERIES, 1)))
+                seen = seen & (numbers(step, KEYS, 1) <= numbers(row, QUERIES, 0))
             values = read_values(v, batch, key_head, step, (KEYS, VALUE_WIDTH))
             top, total, out = attend(ct.where(seen, scores, -INFINITY), factor, values, top, total, out)
     else:
@@ -195,8 +204,8 @@ def attention_prefill_kernel(
 @ct.kernel
 def attention_decode_kernel(
     q, k, v, mask, y, parts, tops, totals, factor,
-    HEADS: Int, QUERIES: Int, KEYS: Int, WIDTH: Int, VALUE_WIDTH: Int, MASK: Int, MASK_ROWS: Int, COLUMNS: Int,
-    DIRECT: Flag,
+    HEADS: Int, QUERIES: Int, KEYS: Int, WIDTH: Int, VALUE_WIDTH: Int,
+    MASK: Int, MASK_ROWS: Int, COLUMNS: Int, DIRECT: Flag,
 ):  # fmt: skip
     batch, head = ct.bid(0) // k.shape[1], ct.bid(0) % k.shape[1]
     rows = HEADS * QUERIES
@@ -216,8 +225,7 @@ def attention_decode_kernel(
     for step in range(first, last):
         scores = products(query, k, batch, head, step, KEYS)
         if MASK == NO_MASK:
-            column = step * KEYS + ct.reshape(ct.arange(KEYS, dtype=ct.int32), (1, KEYS))
-            scores, rest = ct.where(column < keys, scores, -INFINITY), factor
+            scores, rest = ct.where(numbers(step, KEYS, 1) < keys, scores, -INFINITY), factor
         else:
             tile = read_mask(mask, batch, 0, 0, step, (MASK_ROWS, KEYS), MASK)
             if MASK_ROWS > 1:  # the mask has a row for each query, which all heads share
@@ -229,7 +237,8 @@ def attention_decode_kernel(
     if DIRECT:
         out = out * (1.0 / ct.where(total > 0.0, total, 1.0))
         out = ct.permute(ct.reshape(out, (HEADS, QUERIES, VALUE_WIDTH)), (1, 0, 2))
-        ct.store(y, (batch, 0, head, 0, 0), ct.astype(ct.reshape(out, (1, QUERIES, 1, HEADS, VALUE_WIDTH)), y.dtype))
+        out = ct.reshape(out, (1, QUERIES, 1, HEADS, VALUE_WIDTH))
+        ct.store(y, (batch, 0, head, 0, 0), ct.astype(out, y.dtype))
     else:
         ct.store(parts, (ct.bid(0), ct.bid(1), 0, 0), ct.reshape(out, (1, 1, rows, VALUE_WIDTH)))
         ct.store(tops, (ct.bid(0), ct.bid(1), 0), ct.reshape(top, (1, 1, rows)))
@@ -238,7 +247,7 @@ def attention_decode_kernel(
 
 @ct.kernel
 def attention_combine_kernel(parts, tops, totals, y, QUERIES: Int, SHARES: Int, VALUE_WIDTH: Int):
-    length, key_heads, heads = y.shape[1], y.shape[2], y.shape[3]
+    length, key_heads = y.shape[1], y.shape[2]
     group, position = ct.bid(0) // length, ct.bid(0) % length
     batch, head = ct.bid(1) // key_heads, ct.bid(1) % key_heads
     row = group * QUERIES + position
@@ -257,7 +266,7 @@ def gqa_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: floa
     """Attention in which every query sees every key.
 
     Args:
-        q: Queries [B, Hq, S, D]; any strides, a unit stride in the last dimension avoids a copy. The same of k and v.
+        q: Queries [B, Hq, S, D]. Strides are free; q, k and v are copied if their last stride is not 1.
         k: Keys [B, Hk, T, D]; Hq is a multiple of Hk.
         v: Values [B, Hk, T, Dv].
         scale: Factor on the products of queries and keys.
@@ -265,23 +274,23 @@ def gqa_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: floa
     Returns:
         Contiguous [B, S, Hq, Dv] in the dtype of the queries.
     """
-    return _attention(q, k, v, None, scale, causal=False)
+    return _attention(q, k, v, None, scale, False)
 
 
 def gqa_attention_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """`gqa_attention` in which query i sees keys 0 to i."""
-    return _attention(q, k, v, None, scale, causal=True)
+    return _attention(q, k, v, None, scale, True)
 
 
 def gqa_attention_masked(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """`gqa_attention` under `mask`, boolean (True = attend) or added, that broadcasts to [B, Hq, S, T]."""
-    return _attention(q, k, v, mask, scale, causal=False)
+    return _attention(q, k, v, mask, scale, False)
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, *, causal: bool
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool
 ) -> torch.Tensor:
     batch, heads, length, _ = q.shape
     y = torch.empty((batch, length, heads, v.shape[3]), dtype=q.dtype, device=q.device)
@@ -306,8 +315,8 @@ def is_decode(length: int, group: int, itemsize: int, mask: torch.Tensor | None,
 
 
 def choose_prefill_tiling(width: int, itemsize: int) -> Tiling:
-    """Tiles of the prefill kernel. 64 x 128 at two blocks is best at D = 128: 128 x 128 took twice as long."""
-    if itemsize == 4:  # no tensor cores: `ct.mma` unrolls into FMUL and FADD, larger tiles spill and compile for long
+    """Tiles of the prefill kernel; at D = 128 on an H200, 128 x 128 took twice as long as 64 x 128."""
+    if itemsize == 4:  # `ct.mma` unrolls into FMUL and FADD: larger tiles spill, and compile for ten seconds
         return Tiling(32, 32, 1) if width <= 64 else Tiling(16, 32 if width <= 128 else 16, 1)
     return Tiling(64, 128, 2) if width <= 128 else Tiling(64, 64, 1)
 
@@ -323,9 +332,9 @@ def run_prefill(
 ) -> None:  # fmt: skip
     """Fill y [B, S, Hq, Dv] with the prefill kernel; a mask is [1 or B, 1 or Hq, 1 or S, T]."""
     batch, heads, length, width = q.shape
-    kind, mask_rows, reaches = NO_MASK, 1, q  # a kernel takes no None; it reads neither this nor the mask then
+    kind, mask_rows = NO_MASK, 1
     if mask is None:
-        mask = q
+        mask = reaches = q  # a kernel takes no None; it does not read these
     else:
         kind = BOOLEAN if mask.dtype == torch.uint8 else ADDITIVE
         mask_rows = tiling.queries if mask.shape[2] > 1 else 1
@@ -370,8 +379,9 @@ def run_decode(
         _hinted(attention_decode_kernel, tiling.occupancy),
         (pairs, shares),
         (
-            q.unflatten(1, (key_heads, group)), k, v, q if mask is None else mask, grouped, parts, tops, totals,
-            scale * LOG2_E, group_rows, queries, tiling.keys, _power(width), _power(value_width),
+            q.unflatten(1, (key_heads, group)), k, v, q if mask is None else mask,
+            grouped, parts, tops, totals, scale * LOG2_E,
+            group_rows, queries, tiling.keys, _power(width), _power(value_width),
             kind, mask_rows, SPAN_COLUMNS, shares == 1,
         ),
     )  # fmt: skip
@@ -381,7 +391,7 @@ def run_decode(
 
 
 def _compact(mask: torch.Tensor, keys: int) -> torch.Tensor:
-    """The mask with four dimensions, those that are only expanded at size 1, a whole last one, bytes for booleans."""
+    """The mask in four dimensions: size 1 where it is only expanded, a whole last one, bytes for booleans."""
     mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
     if mask.shape[3] != keys or (keys > 1 and mask.stride(3) != 1):
         mask = mask.expand(*mask.shape[:3], keys).contiguous()
@@ -400,13 +410,13 @@ def _power(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _hinted(kernel: ct.kernel, occupancy: int) -> ct.kernel:
     """The kernel with this launch hint; each has compiled code of its own."""
     return kernel.replace_hints(occupancy=occupancy)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _processors(device: torch.device) -> int:
     if device.type != "cuda":
         return MULTIPROCESSORS

@@ -1,25 +1,26 @@
-"""Linear layers in cuTile: y = x W^T, and with `bias` or `residual` added before the one rounding at the end.
+"""Linear layers in cuTile: y = x W^T, with a bias or a residual added before the one rounding at the end.
 
     x [rows, K], weight [features, K], y [rows, features]; products are summed in float32, for every dtype.
 
-Three kernels. `linear_gemv_kernel` serves one row: it is bound by reading W, so a block owns FEATURES rows of W and
-walks along K in steps of DEPTH, multiplying into a [FEATURES, DEPTH] float32 tile that is summed over K once, at the
-end. `linear_gemm_kernel` serves the rest with `ct.mma` on ROWS x FEATURES x DEPTH tiles; blocks are numbered so that
-GROUP tiles of rows share the tiles of W while these are in the L2 cache. When its tiles are too few to fill the GPU,
-K is cut into SPLIT parts that are summed by `linear_reduce_kernel`, always in the same order, so a result never
-depends on timing.
+Three kernels. `linear_gemv_kernel` serves one row: it is bound by reading W, so a block owns FEATURES rows
+of W and walks along K in steps of DEPTH, multiplying into a [FEATURES, DEPTH] float32 tile that is summed
+over K once, at the end. `linear_gemm_kernel` serves the rest with `ct.mma` on ROWS x FEATURES x DEPTH
+tiles; blocks are numbered so that GROUP tiles of rows share the tiles of W while these are in the L2 cache.
+When its tiles are too few to fill the GPU, K is cut into SPLIT parts that `linear_reduce_kernel` sums,
+always in the same order, so a result never depends on timing.
 
-W may be row-major ([M, K], nn.Linear) or column-major (a transposed view of [K, M], GPT-2's Conv1D): the load takes
-the strides as they are. All sizes are allowed: tiles that stick out are filled with zeros, which add nothing.
-`ct.mma` on float32 tiles is a true float32 product (FMUL and FADD in the machine code, no tf32).
+W may be row-major ([M, K], nn.Linear) or column-major (a transposed view of [K, M], GPT-2's Conv1D): the
+loads take the strides as they are. All sizes are allowed: tiles that stick out are filled with zeros, which
+add nothing. `ct.mma` on float32 tiles is a true float32 product (FMUL and FADD in the machine code, no
+tf32).
 
 `choose_tiling` picks tiles by shape; benchmarks/bench_gemm_attention.py sweeps them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache
 
 import cuda.tile as ct
 import torch
@@ -58,7 +59,7 @@ class Tiling:
         depth: Step along K.
         occupancy: Blocks that should fit on one multiprocessor.
         worker_warps: Warps that compute, 0 to leave it to the compiler.
-        tma: Whether W may come through the bulk-copy engine (GEMV; the GEMM always may).
+        tma: Whether loads may use the bulk-copy engine (GEMV; the GEMM always may).
         split: Parts of K computed by blocks of their own.
     """
 
@@ -86,7 +87,7 @@ def linear_gemv_kernel(x, weight, extra, y, EPILOGUE: Int, FEATURES: Int, DEPTH:
     column = ct.bid(0)
     products = ct.zeros((FEATURES, DEPTH), ct.float32)
     for k in range(ct.num_tiles(x, 1, (1, DEPTH))):
-        left = ct.load(x, (0, k), (1, DEPTH), padding_mode=ZERO)
+        left = ct.load(x, (0, k), (1, DEPTH), padding_mode=ZERO, allow_tma=TMA)
         shape = (FEATURES, DEPTH)
         right = ct.load(weight, (column, k), shape, padding_mode=ZERO, latency=LATENCY, allow_tma=TMA)
         products = products + ct.astype(right, ct.float32) * ct.astype(left, ct.float32)
@@ -158,7 +159,7 @@ def choose_tiling(
     else:
         tiling = Tiling(128, 128, 64, occupancy=2)
     split = _split(tiling, rows, features, depth, processors)
-    return tiling if split == 1 else Tiling(**{**vars(tiling), "split": split})
+    return tiling if split == 1 else replace(tiling, split=split)
 
 
 def _gemv_tiling(features: int, depth: int, itemsize: int, row_major: bool) -> Tiling:
@@ -226,8 +227,9 @@ def _linear(
 
 
 def run_tiling(
-    x: torch.Tensor, weight: torch.Tensor, extra: torch.Tensor | None, y: torch.Tensor, epilogue: int, tiling: Tiling
-) -> None:
+    x: torch.Tensor, weight: torch.Tensor, extra: torch.Tensor | None, y: torch.Tensor,
+    epilogue: int, tiling: Tiling,
+) -> None:  # fmt: skip
     """Fill y [rows, features], cut as `tiling` says; the sweep in benchmarks/ calls this too."""
     rows, features = y.shape
     extra = weight if extra is None else extra  # a kernel takes no None; it does not read this
@@ -251,13 +253,13 @@ def _unit_stride(matrix: torch.Tensor) -> torch.Tensor:
     return matrix if 1 in matrix.stride() else matrix.contiguous()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _hinted(kernel: ct.kernel, occupancy: int, worker_warps: int) -> ct.kernel:
     """The kernel with these launch hints; each has compiled code of its own."""
     return kernel.replace_hints(occupancy=occupancy, num_worker_warps=worker_warps or None)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _processors(device: torch.device) -> int:
     if device.type != "cuda":
         return MULTIPROCESSORS

@@ -31,50 +31,72 @@ Int = ct.Constant[int]
 Flag = ct.Constant[bool]
 
 
-def get(array, index, shape, whole):
+def heads_tile(array, batch, group, position, shape, whole):
+    """A block of heads and positions; what lies outside of the array reads as zero."""
     if whole:
-        return ct.load(array, index, shape=shape, check_bounds=False, allow_tma=False)
-    return ct.load(array, index, shape=shape, padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+        return ct.load(array, (batch, group, position, 0), shape=shape, check_bounds=False, allow_tma=False)
+    heads = ct.reshape(group * shape[1] + ct.arange(shape[1], dtype=ct.int32), (1, shape[1], 1, 1))
+    positions = ct.reshape(position * shape[2] + ct.arange(shape[2], dtype=ct.int32), (1, 1, shape[2], 1))
+    columns = ct.reshape(ct.arange(shape[3], dtype=ct.int32), (1, 1, 1, shape[3]))
+    return ct.gather(array, (batch, heads, positions, columns))
 
 
-def put(array, index, tile, whole):
+def angle_tile(array, batch, position, shape, whole):
+    """Half of cos or sin at the block's positions, to be broadcast over its heads."""
     if whole:
-        ct.store(array, index, ct.astype(tile, array.dtype), check_bounds=False, allow_tma=False)
+        tile = ct.load(array, (batch, position, 0), shape=(1, shape[2], shape[3]), check_bounds=False, allow_tma=False)
+        return ct.reshape(tile, (1, 1, shape[2], shape[3]))
+    positions = ct.reshape(position * shape[2] + ct.arange(shape[2], dtype=ct.int32), (1, 1, shape[2], 1))
+    columns = ct.reshape(ct.arange(shape[3], dtype=ct.int32), (1, 1, 1, shape[3]))
+    return ct.gather(array, (batch, positions, columns))
+
+
+def put(array, batch, group, position, tile, whole):
+    tile = ct.astype(tile, array.dtype)
+    if whole:
+        ct.store(array, (batch, group, position, 0), tile, check_bounds=False, allow_tma=False)
     else:
-        ct.store(array, index, ct.astype(tile, array.dtype), allow_tma=False)
+        ct.store(array, (batch, group, position, 0), tile, allow_tma=False)
 
 
 def product(x, factor, dtype):
-    """x * factor, rounded to `dtype`; in float32 for the sum."""
+    """x * factor rounded to `dtype`, as a float32 term of the sum."""
     return ct.astype(ct.astype(ct.astype(x, ct.float32) * ct.astype(factor, ct.float32), dtype), ct.float32)
 
 
 def rotate(x, cos, sin, out, batch, group, position, half, shape, whole, dtype):
-    """Rotates one block of heads. `dtype` is what the products are rounded to."""
-    index = (batch, group, position, 0)
-    angles = (batch, position, 0)
-    few = (1, shape[2], shape[3])
-    many = (1, 1, shape[2], shape[3])
-    low = get(x.slice(3, 0, half), index, shape, whole)
-    high = get(x.slice(3, half, 2 * half), index, shape, whole)
-    cos_low = ct.reshape(get(cos.slice(2, 0, half), angles, few, whole), many)
-    cos_high = ct.reshape(get(cos.slice(2, half, 2 * half), angles, few, whole), many)
-    sin_low = ct.reshape(get(sin.slice(2, 0, half), angles, few, whole), many)
-    sin_high = ct.reshape(get(sin.slice(2, half, 2 * half), angles, few, whole), many)
-    put(out.slice(3, 0, half), index, product(low, cos_low, dtype) - product(high, sin_low, dtype), whole)
-    put(out.slice(3, half, 2 * half), index, product(high, cos_high, dtype) + product(low, sin_high, dtype), whole)
+    low = heads_tile(x.slice(3, 0, half), batch, group, position, shape, whole)
+    high = heads_tile(x.slice(3, half, 2 * half), batch, group, position, shape, whole)
+    cos_low = angle_tile(cos.slice(2, 0, half), batch, position, shape, whole)
+    cos_high = angle_tile(cos.slice(2, half, 2 * half), batch, position, shape, whole)
+    sin_low = angle_tile(sin.slice(2, 0, half), batch, position, shape, whole)
+    sin_high = angle_tile(sin.slice(2, half, 2 * half), batch, position, shape, whole)
+    first = product(low, cos_low, dtype) - product(high, sin_low, dtype)
+    second = product(high, cos_high, dtype) + product(low, sin_high, dtype)
+    put(out.slice(3, 0, half), batch, group, position, first, whole)
+    put(out.slice(3, half, 2 * half), batch, group, position, second, whole)
+
+
+def rotate_block(x, cos, sin, out, group, half, shape, round_products):
+    """Rotates the block's heads of one array, without bounds checks where the block lies inside of it."""
+    position, batch = ct.bid(0), ct.bid(2)
+    dtype = out.dtype if round_products else ct.float32
+    if shape[3] != half:
+        rotate(x, cos, sin, out, batch, group, position, half, shape, False, dtype)
+    elif ((group + 1) * shape[1] <= out.shape[1]) & ((position + 1) * shape[2] <= out.shape[2]):
+        rotate(x, cos, sin, out, batch, group, position, half, shape, True, dtype)
+    else:
+        rotate(x, cos, sin, out, batch, group, position, half, shape, False, dtype)
 
 
 @ct.kernel
 def rotary_embedding_kernel(
     q, k, cos, sin, q_out, k_out,
-    ROUND: Flag, HALF_DIM: Int, HEADS: Int, POSITIONS: Int, HALF: Int, Q_GROUPS: Int, Q_FITS: Flag, K_FITS: Flag,
+    ROUND: Flag, HALF_DIM: Int, Q_GROUPS: Int, HEADS: Int, POSITIONS: Int, HALF: Int,
 ):  # fmt: skip
-    position, group, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+    group = ct.bid(1)
     shape = (1, HEADS, POSITIONS, HALF)
     if group < Q_GROUPS:
-        dtype = q_out.dtype if ROUND else ct.float32
-        rotate(q, cos, sin, q_out, batch, group, position, HALF_DIM, shape, Q_FITS, dtype)
+        rotate_block(q, cos, sin, q_out, group, HALF_DIM, shape, ROUND)
     else:
-        dtype = k_out.dtype if ROUND else ct.float32
-        rotate(k, cos, sin, k_out, batch, group - Q_GROUPS, position, HALF_DIM, shape, K_FITS, dtype)
+        rotate_block(k, cos, sin, k_out, group - Q_GROUPS, HALF_DIM, shape, ROUND)

@@ -18,13 +18,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 from torch._export import non_strict_utils
 
 from tilegym_fx.results import Frame, Site
+
+if TYPE_CHECKING:
+    from tilegym_fx.export import ExportedGraph
 
 #: The key under which a node carries its number.
 NODE_KEY = "tilegym_fx_id"
@@ -165,7 +168,8 @@ class Provenance:
         for name, path in self.held.items():
             owner, _, attribute = path.rpartition(".")
             tensor = getattr(self.module.get_submodule(owner), attribute)
-            self._tensors[id(tensor)] = NodeRef(self._names[name].meta[NODE_KEY])
+            if name in self._names and NODE_KEY in self._names[name].meta:
+                self._tensors[id(tensor)] = NodeRef(self._names[name].meta[NODE_KEY])
         for number, origin in self._origins.items():
             self._direct.setdefault(origin.call.index, []).append(number)
 
@@ -250,16 +254,15 @@ class Recorder:
         self._count = 0
         self._thread = threading.get_ident()
 
-    def finish(self, module: nn.Module, program: torch.export.ExportedProgram) -> Provenance:
+    def finish(self, module: nn.Module, graph: fx.Graph, held: Mapping[str, str]) -> Provenance:
         """Ties what was recorded to the exported graph.
 
         Args:
             module: The module that was exported.
-            program: What the export gave.
+            graph: The exported graph, before normalisation. It is kept, so normalise a copy.
+            held: Name of a graph input -> dotted path of the parameter or buffer that it is.
         """
-        signature = program.graph_signature
-        held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        return Provenance(module, program.graph, self._calls, self._origins, held)
+        return Provenance(module, graph, self._calls, self._origins, dict(held))
 
     def created(self, node: fx.Node) -> None:
         """Notes that the graph under construction got a node."""
@@ -361,8 +364,8 @@ def recording() -> Iterator[Recorder]:
     Example:
         ```python
         with recording() as recorder:
-            program = torch.export.export(model, args, kwargs, strict=False)
-        provenance = recorder.finish(model, program)
+            exported = export_module(model, args, kwargs)
+        provenance = recorder.finish(model, exported.graph_module.graph, exported.parameters)
         ```
     """
     recorder = Recorder()
@@ -416,9 +419,9 @@ def _untraced_dispatch() -> Iterator[None]:
 
 
 def record(
-    module: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-) -> tuple[torch.export.ExportedProgram, Provenance]:
-    """Exports a module without decompositions and records where each node comes from.
+    module: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+) -> tuple[ExportedGraph, Provenance]:
+    """Exports a module and records where each node comes from.
 
     Args:
         module: The module, in the mode (`eval`, `train`) that is to be captured.
@@ -426,8 +429,10 @@ def record(
         kwargs: Keyword example inputs.
 
     Returns:
-        The exported program and the record.
+        The captured graph, not normalised, and the record of it.
     """
-    with torch.no_grad(), recording() as recorder:
-        program = torch.export.export(module, args, kwargs or {}, strict=False)
-    return program, recorder.finish(module, program)
+    from tilegym_fx.export import export_module
+
+    with recording() as recorder:
+        exported = export_module(module, args, kwargs)
+    return exported, recorder.finish(module, exported.graph_module.graph, exported.parameters)

@@ -20,7 +20,7 @@ DTypeName = Literal[
 Text = Annotated[str, Field(min_length=1)]
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 #: A Definition's or Solution's name: it becomes a file name and, for our own Definitions, an op name.
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$")]
+Name = Annotated[str, Field(pattern=r"^[^\s./\\][^/\\\x00-\x1f]*$")]
 
 
 #: What `ast.parse` raises for text that is no Python.
@@ -146,7 +146,7 @@ class BuildSpec(_Model):
     """Packages that the sources import."""
     destination_passing_style: StrictBool | None = None
     """Whether outputs are passed in as the last arguments; ours return them, absent or false."""
-    binding: Literal["tvm-ffi", "torch"] | None = None
+    binding: Text | None = None
     """How compiled languages are bound to Python (FlashInfer-Bench data sets only)."""
 
 

@@ -253,12 +253,13 @@ def test_a_bad_file_hides_no_other(tmp_path: Path) -> None:
             root / "solutions" / f"bad{number}.json", solution(f"bad{number}", definition=f"bad{number}")
         )
         write_json(root / "definitions" / f"worse{number}.json", definition(f"worse{number}", tags=["x"]))
+    write_json(root / "solutions" / "lost.json", solution("lost", definition="gone", description=None))
     faults = faults_of(root)
+    assert {f.field for f in faults if Path(f.file).stem == "lost"} == {"definition", "description"}
     assert len([f for f in faults if "is no JSON" in f.problem]) == 3
     assert len([f for f in faults if "'x'" in f.problem]) == 3
-    assert not [f for f in faults if "there is no Definition" in f.problem], (
-        "their Definitions are only unreadable"
-    )
+    orphans = [Path(f.file).stem for f in faults if "there is no Definition" in f.problem]
+    assert orphans == ["lost"], "the Definitions of the others are only unreadable"
 
 
 def test_what_references_do_wrong_is_found_and_hides_nothing(tmp_path: Path) -> None:

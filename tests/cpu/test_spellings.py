@@ -3,92 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from exact import EXACT, Rounding
-
-from tilegym_fx import inventory
-
-INVENTORY = inventory.load()
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SIZES = {
-    "B": 2,
-    "Hq": 6,
-    "Hk": 2,
-    "S": 9,
-    "T": 9,
-    "D": 16,
-    "N": 12,
-    "H": 72,
-    "I": 40,
-    "K": 48,
-    "M": 56,
-    "R": 8,
-}
-HEADS: tuple[dict[str, int], ...] = ({}, {"Hk": 6}, {"Hk": 1}, {"S": 1, "T": 13})
-WEIGHTS = {"as trained": 1.0, "near zero": 1e-3}
-ROWS = {"ordinary": 1.0, "large": 3e3, "near zero": 1e-5}
-
-
-def make_inputs(
-    name: str, dtype: torch.dtype, rows: str, weights: str, sizes: dict[str, int], float_mask: bool = False
-) -> dict[str, Any]:
-    """Inputs of a Definition in one regime. A third of the weights that are near zero is exactly zero."""
-    definition = INVENTORY.definitions[name]
-    axes = {**SIZES, **sizes}
-    axes.update({a: axis.value for a, axis in definition.axes.items() if axis.type == "const"})
-    axes["I2"] = 2 * axes["I"]
-    random = torch.Generator().manual_seed(zlib.crc32(f"{name} {dtype} {rows} {weights} {sizes}".encode()))
-    amount = min(ROWS[rows], 4.0) if definition.op_type == "gqa" else ROWS[rows]
-    inputs: dict[str, Any] = {}
-    for key, spec in definition.inputs.items():
-        if spec.shape is None:
-            inputs[key] = 0.3 if key == "scale" else 1e-6
-            continue
-        shape = [axes[a] for a in spec.shape]
-        value = torch.randn(shape, generator=random, dtype=torch.float64)
-        own = torch.float32 if spec.dtype == "float32" else dtype
-        if key in ("weight", "bias"):
-            value *= WEIGHTS[weights]
-            value.view(-1)[::3] *= weights != "near zero"
-        elif key in ("cos", "sin"):
-            angles = torch.arange(axes["S"])[:, None] / 10 ** torch.linspace(0, 4, shape[-1] // 2)
-            value = getattr(angles, key)().repeat(1, 2).expand(shape)
-        elif key == "mask":
-            seen = torch.rand(shape, generator=random) < 0.6
-            seen[..., 0] = True
-            value = torch.where(seen, value, torch.finfo(dtype).min) if float_mask else seen
-            own = dtype if float_mask else torch.bool
-        else:
-            value *= amount
-        inputs[key] = value.to(own)
-    return inputs
-
-
-def widened(inputs: dict[str, Any]) -> dict[str, Any]:
-    floats = {k: v for k, v in inputs.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
-    return {**inputs, **{k: v.double() for k, v in floats.items()}}
-
-
-def worst(function: Callable[..., Any], name: str, inputs: dict[str, Any], dtype: torch.dtype) -> float:
-    """The largest error over the outputs, in units of what is allowed at that element."""
-    with torch.no_grad():
-        got = function(**inputs)
-    got = got if isinstance(got, tuple) else (got,)
-    expected = EXACT[name](Rounding.of(dtype), name, **widened(inputs))
-    ratio = 0.0
-    for value, (right, tolerance) in zip(got, expected, strict=True):
-        assert value.shape == right.shape
-        assert value.dtype == dtype
-        fits = right.abs() < 0.99 * torch.finfo(dtype).max
-        assert (value[~fits].abs() > 0.9 * torch.finfo(dtype).max).all()
-        ratio = max(ratio, ((value.double() - right).abs() / tolerance)[fits].max().item())
-    return ratio
+from inputs import DTYPES, HEADS, INVENTORY, ROWS, WEIGHTS, make_inputs, worst
 
 
 def refused(name: str, form: str, inputs: dict[str, Any]) -> bool:

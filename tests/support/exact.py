@@ -232,3 +232,9 @@ def _linear_add(r: Rounding, name: str, input: Any, weight: Any, residual: Any) 
     ((value, tolerance),) = _linear(r, name, input, weight)
     out = residual + value
     return ((out, 1.01 * tolerance + r.relative * out.abs() + r.step),)
+
+
+@exact("cache_append")
+def _cache_append(r: Rounding, name: str, cache: Any, new: Any) -> Any:
+    value = torch.cat((cache, new), dim=-2)
+    return ((value, torch.full_like(value, r.step)),)

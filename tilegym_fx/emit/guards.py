@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -160,7 +161,7 @@ class Inspector:
         if path is not None:
             self.facts.constants[".".join(path)] = value
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                self.facts.floats[ast.unparse(lifted)] = value
+                self.facts.floats[unparse(lifted)] = value
 
     def _name(self, expr: ast.Name, scope: Scope) -> None:
         value = scope.at.value(expr)
@@ -180,7 +181,7 @@ class Inspector:
         if self._is_constant(lifted):
             self._constant(lifted, value)
             return
-        text = ast.unparse(lifted)
+        text = unparse(lifted)
         if any(value is literal or (type(value) is type(literal) and value == literal) for literal in self.literals):
             if isinstance(value, float):
                 self.facts.floats[text] = value
@@ -218,6 +219,8 @@ class Inspector:
         target = scope.at.value(expr.func)
         if isinstance(expr.func, ast.Name) and isinstance(target, FunctionType) and children:
             self._same_function(expr.func, target, scope)
+        if target is getattr and (lifted := self._lift(expr, scope)) is not None:
+            self._looked_up(lifted)
         if not made and not self._is_harmless(expr, target, scope):
             raise Refusal(f"`{ast.unparse(expr.func)}` is called in {scope.at.where()}, with effects that are not known")
         if len(children) > 1:
@@ -256,7 +259,7 @@ class Inspector:
         if "<" in target.__qualname__ or "." in target.__qualname__:
             raise Refusal(f"`{name.id}` in {scope.at.where()} holds {target.__qualname__}, which cannot be imported")
         self.facts.imports[target.__name__] = target.__module__
-        self._guard(f"{ast.unparse(lifted)} is {target.__name__}")
+        self._guard(f"{unparse(lifted)} is {target.__name__}")
 
     def _module(self, func: ast.expr, module: nn.Module, scope: Scope) -> None:
         lifted = self._lift(func, scope)
@@ -602,7 +605,7 @@ _INVERSE_OF_SIZES: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 def _guard_text(lifted: ast.expr, truth: bool) -> str:
     if truth:
-        text = ast.unparse(lifted)
+        text = unparse(lifted)
         return f"({text})" if isinstance(lifted, (ast.BoolOp, ast.IfExp)) else text
     if isinstance(lifted, ast.Compare) and len(lifted.ops) == 1:
         inverse = _INVERSE.get(type(lifted.ops[0]))
@@ -610,7 +613,7 @@ def _guard_text(lifted: ast.expr, truth: bool) -> str:
         if inverse is None and sizes:
             inverse = _INVERSE_OF_SIZES.get(type(lifted.ops[0]))
         if inverse is not None:
-            return ast.unparse(ast.Compare(lifted.left, [inverse()], lifted.comparators))
+            return unparse(ast.Compare(lifted.left, [inverse()], lifted.comparators))
     return f"not {_wrapped(lifted)}"
 
 
@@ -620,8 +623,14 @@ def _is_size_text(expr: ast.expr) -> bool:
     return isinstance(expr, ast.Subscript) and isinstance(expr.value, ast.Attribute) and expr.value.attr == "shape"
 
 
-def _wrapped(expr: ast.expr) -> str:
+def unparse(expr: ast.expr) -> str:
+    """The expression on one line, strings in double quotes where that needs no escape."""
     text = ast.unparse(expr)
+    return re.sub(r"'([^'\"\\\\]*)'", r'"\1"', text) if '"' not in text else text
+
+
+def _wrapped(expr: ast.expr) -> str:
+    text = unparse(expr)
     return text if isinstance(expr, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({text})"
 
 

@@ -75,14 +75,18 @@ def merge(edits: list[Edit], new: Edit) -> None:
         if edit.anchor is new.anchor and edit.removed == new.removed:
             _add_arm(edit, new)
             return
-        gone = set(edit.removed) | set(edit.idle)
-        also = set(new.removed) | set(new.idle)
-        if gone & {*also, new.last} or edit.last in also:
-            if new.last in set(edit.idle) or edit.last in set(new.idle) or gone & also - set(new.idle) - set(edit.idle):
-                raise Refusal("the region overlaps with another that is rewritten in the same function")
+        if _overlap(edit, new) or _overlap(new, edit):
+            raise Refusal("the region overlaps with another that is rewritten in the same function")
         if edit.last is new.last and (edit.guarded or new.guarded) and _clash(edit, new):
             raise Refusal("the region shares its statement with another that depends on a condition")
     edits.append(new)
+
+
+def _overlap(edit: Edit, other: Edit) -> bool:
+    """Whether an edit drops what another needs: nesting inside an expression that is kept is no overlap."""
+    if set(edit.removed) & set(other.removed) or set(edit.idle) & {*other.removed, other.last}:
+        return True
+    return other.last in edit.removed and not _inside(other.anchor, edit)
 
 
 def _clash(edit: Edit, new: Edit) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 #: Names of the cache among the arguments and the results of a model, newest first.
@@ -24,6 +25,17 @@ def cache_name(model: nn.Module) -> str | None:
     """Name of the argument that takes the cache, or None when the model takes none."""
     accepted = inspect.signature(model.forward).parameters
     return next((name for name in CACHE_NAMES if name in accepted), None)
+
+
+@contextmanager
+def code_for_tracing() -> Iterator[None]:
+    """Let models take the way that they take under a trace, such as a product of experts that has no rule on meta."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 @contextmanager

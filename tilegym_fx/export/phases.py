@@ -106,7 +106,7 @@ def _filled_cache(model: nn.Module, prompt: torch.Tensor, kwargs: dict[str, Any]
     on_meta = prompt.device.type == "meta"
     mode = nullcontext() if on_meta else FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with torch.no_grad(), mode:
+        with torch.no_grad(), mode, caches.code_for_tracing():
             results = model(input_ids=prompt, **kwargs)
     except MODEL_ERRORS as error:
         raise ExportError(f"{type(model).__name__} cannot fill its cache: {describe(error)}") from error

@@ -10,6 +10,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 aten = torch.ops.aten
+#: How a constant that a model makes of a literal enters a graph: the first on meta, the second elsewhere.
+_LIFTS = frozenset({aten.detach_.default, aten.lift_fresh_copy.default})
 _GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 #: Operator that wraps a region -> index of the region among its arguments.
@@ -92,18 +94,28 @@ def drop_capture_noise(graph_module: GraphModule) -> int:
         How many nodes were removed.
     """
     graph = graph_module.graph
-    detached = graph.find_nodes(op="call_function", target=aten.detach_.default)
-    noise = [(node, node.args[0]) for node in detached]
+    count = 0
     for node in graph.find_nodes(op="call_function", target=aten.cat.default):
         filled = [part for part in node.args[0] if not _is_empty(part)]
         if len(filled) == 1 < len(node.args[0]):
-            noise.append((node, filled[0]))
-    for node, same in noise:
-        node.replace_all_uses_with(same)
-        graph.erase_node(node)
-    if noise:
+            count += _replace(node, filled[0])
+    for node in graph.find_nodes(op="call_function", target=aten.detach_.default):
+        count += _replace(node, node.args[0])
+    if count:
         graph_module.recompile()
-    return len(noise)
+    return count
+
+
+def _replace(node: Node, same: Node) -> int:
+    """Put one value in the place of another; that one goes, and so do constants that only it read."""
+    operands = node.all_input_nodes
+    node.replace_all_uses_with(same)
+    node.graph.erase_node(node)
+    gone = 1
+    for operand in operands:
+        if operand.op == "call_function" and not operand.users and operand.target in _LIFTS:
+            gone += _replace(operand, operand.args[0])
+    return gone
 
 
 def _is_empty(node: Node) -> bool:

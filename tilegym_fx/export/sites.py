@@ -44,8 +44,8 @@ def _innermost(entry: tuple[str, Any]) -> tuple[str, str]:
 @lru_cache(maxsize=_CACHED)
 def _dotted(path: str) -> str:
     """A path as ``named_modules`` has it: ``L['self'].layers[0]@1``, a second call, is ``layers.0``."""
-    path = re.sub(r"^L\[['\"]\w+['\"]\]\.?", "", path.partition("@")[0])
-    path = re.sub(r"\._modules\[['\"](\w+)['\"]\]", r".\1", path)
+    path = re.sub(r"\._modules\[['\"](\w+)['\"]\]", r".\1", path.partition("@")[0])
+    path = re.sub(r"^L\[['\"]\w+['\"]\]", "", path)
     return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).strip(".")
 
 

@@ -74,9 +74,9 @@ def _rule_faults(collection: Collection) -> Iterator[Fault]:
             yield from faults_of(definition.file, definition_rule(definition))
     for solution in collection.solutions.values():
         target = collection.definitions.get(solution.record.definition)
-        if target:
-            for solution_rule in solution.root.layout.rules.solution:
-                yield from faults_of(solution.file, solution_rule(solution, target.record))
+        record = target.record if target else None
+        for solution_rule in solution.root.layout.rules.solution:
+            yield from faults_of(solution.file, solution_rule(solution, record))
 
 
 def _pattern_file_faults(collection: Collection) -> Iterator[Fault]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tilegym_fx.inventory.collect import Entry
 
 DefinitionRule = Callable[["Entry[Definition]"], Iterator[Problem]]
-SolutionRule = Callable[["Entry[Solution]", Definition], Iterator[Problem]]
+SolutionRule = Callable[["Entry[Solution]", "Definition | None"], Iterator[Problem]]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Rules:
 
     Attributes:
         definition: Run on every Definition.
-        solution: Run on every Solution together with its Definition.
+        solution: Run on every Solution, together with its Definition if that could be read.
         ignore_unknown: Unknown keys are left out, as FlashInfer-Bench's own models do; else they are faults.
         inputs_in_order: The JSON has the inputs in the order of ``run``'s parameters; else they are put so.
         writes_marked: A reference writes only to inputs that say so (``inplace_output``).

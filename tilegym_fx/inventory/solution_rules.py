@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 _HARDWARE = re.compile(r"SM\d{2,3}")
 
 
-def solution_file(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+def solution_file(entry: Entry[Solution], _: Definition | None) -> Iterator[Problem]:
     yield from place_problems(entry, "solutions")
     if not entry.record.description:
         yield Problem("description", "is missing", "say in one sentence how it is done")
 
 
-def cuda_tile(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+def cuda_tile(entry: Entry[Solution], _: Definition | None) -> Iterator[Problem]:
     spec = entry.record.spec
     if spec.language != "cuda-tile":
         yield Problem("spec.language", f"is {spec.language!r}", "ours are written in cuda-tile")
@@ -34,7 +34,7 @@ def cuda_tile(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
         yield Problem("spec.destination_passing_style", "is true", "return the outputs and set it to false")
 
 
-def in_kernels(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+def in_kernels(entry: Entry[Solution], _: Definition | None) -> Iterator[Problem]:
     if not re.fullmatch(r"kernels/\w+\.py", entry.record.entry_file):
         yield Problem(
             "spec.entry_point",
@@ -48,7 +48,7 @@ def in_kernels(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
             )
 
 
-def sources_exist(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+def sources_exist(entry: Entry[Solution], _: Definition | None) -> Iterator[Problem]:
     for index, source in enumerate(entry.record.sources):
         if source.content is None and entry.root.find(entry.file, source.path) is None:
             yield Problem(
@@ -56,13 +56,13 @@ def sources_exist(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
             )
 
 
-def sources_embedded(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+def sources_embedded(entry: Entry[Solution], _: Definition | None) -> Iterator[Problem]:
     for index, source in enumerate(entry.record.sources):
         if not source.content:
             yield Problem(f"sources.{index}.content", "is missing", "embed the text of the file")
 
 
-def entry_point_exists(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+def entry_point_exists(entry: Entry[Solution], _: Definition | None) -> Iterator[Problem]:
     solution = entry.record
     if not solution.entry_file.endswith(".py"):
         return
@@ -84,7 +84,7 @@ def entry_point_exists(entry: Entry[Solution], _: Definition) -> Iterator[Proble
         )
 
 
-def entry_point_signature(entry: Entry[Solution], definition: Definition) -> Iterator[Problem]:
+def entry_point_signature(entry: Entry[Solution], definition: Definition | None) -> Iterator[Problem]:
     text = _text_of(entry, entry.record.entry_file)
     try:
         tree = ast.parse(text or "")
@@ -92,7 +92,7 @@ def entry_point_signature(entry: Entry[Solution], definition: Definition) -> Ite
         return
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     function = functions.get(entry.record.entry_function)
-    if function is None:
+    if function is None or definition is None:
         return
     found = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
     if found != list(definition.inputs):
@@ -103,7 +103,7 @@ def entry_point_signature(entry: Entry[Solution], definition: Definition) -> Ite
         )
 
 
-def solution_tags(entry: Entry[Solution], _: Definition) -> Iterator[Problem]:
+def solution_tags(entry: Entry[Solution], _: Definition | None) -> Iterator[Problem]:
     yield from tag_problems(entry.record.tags, ("dtype", "status"), frozenset())
 
 

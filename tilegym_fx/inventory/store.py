@@ -31,6 +31,7 @@ class Inventory:
         self._entries = collection
         self._embedded: dict[str, tempfile.TemporaryDirectory[str]] = {}
         self._references: dict[str, Callable[..., Any]] = {}
+        self._entry_points: dict[str, Callable[..., Any]] = {}
         self.roots = collection.roots
         self.definitions: Mapping[str, Definition] = MappingProxyType(
             {name: entry.record for name, entry in collection.definitions.items()}
@@ -89,13 +90,18 @@ class Inventory:
         return guards_in(module, spelling) if module else ()
 
     def entry_point(self, solution_name: str) -> Callable[..., Any]:
-        """The function that a Solution's entry point names. Imports its file, and so cuda.tile.
+        """The function that a Solution's entry point names. Imports its file, and so cuda.tile, once.
 
         Raises:
             UnknownNameError: There is no such Solution.
             KernelError: It is not written in Python, or needs a package that is not installed.
             InventoryError: The file or the function does not exist.
         """
+        if solution_name not in self._entry_points:
+            self._entry_points[solution_name] = self._load_entry_point(solution_name)
+        return self._entry_points[solution_name]
+
+    def _load_entry_point(self, solution_name: str) -> Callable[..., Any]:
         entry = _get(self._entries.solutions, solution_name, "Solution")
         solution = entry.record
         if solution.spec.language not in _PYTHON_LANGUAGES:
@@ -126,7 +132,7 @@ class Inventory:
     def digest(self) -> str:
         """SHA-256 over every JSON, pattern and kernel file: changes whenever the inventory does."""
         digest = hashlib.sha256()
-        for file in sorted(self._files()):
+        for file in sorted(set(self._files())):
             digest.update(file.name.encode())
             digest.update(hashlib.sha256(file.read_bytes()).digest())
         return digest.hexdigest()
@@ -135,6 +141,9 @@ class Inventory:
         for root in self.roots:
             yield from (*root.definition_files(), *root.solution_files(), *root.pattern_files())
             yield from (root.path / "kernels").rglob("*.py")
+        for entry in self._entries.solutions.values():
+            found = (entry.root.find(entry.file, source.path) for source in entry.record.sources)
+            yield from filter(None, found)
 
     def _pattern_module(self, name: str) -> ModuleType | None:
         root = self.root_of(name)

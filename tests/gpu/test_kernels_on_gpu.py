@@ -1,0 +1,77 @@
+"""Every Solution on a real GPU against the float64 evaluation of its Definition, on ordinary and adversarial inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from inputs import DTYPES, INVENTORY, ROWS, SIZES, WEIGHTS, make_inputs, worst
+
+from tilegym_fx import ops
+
+pytestmark = pytest.mark.gpu
+
+#: Sizes of real models (576 SmolLM2, 2880 gpt-oss, 4544 falcon) and one that no tile divides.
+WIDTHS = ({"H": 576, "I": 1536, "K": 576, "M": 192}, {"H": 2880, "I": 2880, "K": 2880, "M": 517},
+          {"H": 4544, "I": 4544, "K": 130, "M": 50257}, {"H": 8192, "I": 14336, "K": 4096, "M": 1024})  # fmt: skip
+ROW_COUNTS = (1, 3, 16, 130)
+HEADS = ({"D": 64, "Hq": 9, "Hk": 3}, {"D": 80, "Hq": 8, "Hk": 8}, {"D": 96}, {"D": 128, "Hq": 8, "Hk": 1}, {"D": 256})
+LENGTHS = ({"S": 1, "T": 1, "L": 2}, {"S": 1, "T": 700, "L": 701}, {"S": 77, "T": 77, "L": 154}, {"S": 260, "T": 260, "L": 520})
+
+
+def cases(name: str) -> list[dict[str, int]]:
+    axes = INVENTORY.definitions[name].axes
+    if "D" in axes:
+        lengths = LENGTHS if "T" in axes else [{**x, "T": x["S"]} for x in LENGTHS]
+        return [{"B": 2, **heads, **length} for heads in HEADS for length in lengths]
+    return [{**width, "N": rows} for width in WIDTHS for rows in ROW_COUNTS]
+
+
+def on_gpu(value: Any) -> Any:
+    return value.cuda() if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("name", sorted({s.definition for s in INVENTORY.solutions.values()}))
+def test_kernel_agrees_with_float64(name: str, dtype: torch.dtype) -> None:
+    before = dict(ops.fallbacks())
+    op = ops.overload(name)
+
+    def run(**inputs: Any) -> Any:
+        result = op(*(on_gpu(v) for v in inputs.values()))
+        return tuple(r.cpu() for r in result) if isinstance(result, tuple) else result.cpu()
+
+    for sizes in cases(name):
+        for rows in ROWS:
+            for weights in WEIGHTS if rows == "ordinary" else ("as trained",):
+                inputs = make_inputs(name, dtype, rows, weights, {k: v for k, v in sizes.items() if k in SIZES})
+                ratio = worst(run, name, inputs, dtype)
+                assert ratio <= 1, f"{sizes}, rows {rows}, weights {weights}: {ratio:.2f} times the rounding error"
+    assert dict(ops.fallbacks()) == before, "a kernel was not used"
+
+
+def test_a_replayed_graph_reads_its_inputs_anew() -> None:
+    x = torch.randn(4, 4096, dtype=torch.bfloat16, device="cuda")
+    weight = torch.ones(4096, dtype=torch.bfloat16, device="cuda")
+    ops.rms_norm(x, weight, 1e-6)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = ops.rms_norm(x, weight, 1e-6)
+    for _ in range(2):
+        x.copy_(torch.randn_like(x))
+        out.zero_()
+        graph.replay()
+        torch.testing.assert_close(out, ops.rms_norm(x, weight, 1e-6), rtol=0, atol=0)
+
+
+def test_kernels_run_on_the_stream_that_is_current() -> None:
+    side = torch.cuda.Stream()
+    x = torch.randn(64, 4096, dtype=torch.bfloat16, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        x.fill_(2.0)
+        out = ops.silu_mul(x, x)
+    side.synchronize()
+    torch.testing.assert_close(out, torch.nn.functional.silu(torch.full_like(x, 2.0)) * 2.0)

@@ -1,0 +1,187 @@
+"""linear, linear_bias and linear_add against float64, through the interpreter and, marked gpu, on a GPU."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from exact import EXACT, Rounding
+
+from tilegym_fx import inventory
+from tilegym_fx.compile import ARCHITECTURES, compile_kernel
+from tilegym_fx.launch import recorded
+
+NAMES = ("linear", "linear_bias", "linear_add")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+#: Leading shape, K, M: one row and few and many rows, K with a rest beside every depth, M with a rest beside
+#: every width, K large against M so that it is split.
+SHAPES = (
+    ((1,), 576, 100), ((1, 1), 2880, 33), ((1,), 64, 50257), ((3,), 130, 65), ((2, 8), 2048, 40),
+    ((17,), 4544, 72), ((1, 40), 96, 200), ((2, 2, 33), 300, 130), ((130,), 64, 300),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kernels() -> ModuleType:
+    return sys.modules[inventory.load().entry_point("linear").__module__]
+
+
+def operands(
+    name: str, lead: tuple[int, ...], depth: int, features: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    torch.manual_seed(features)
+    made = {
+        "input": torch.randn(*lead, depth, dtype=dtype),
+        "weight": (torch.randn(features, depth) / math.sqrt(depth)).to(dtype),
+    }
+    if name == "linear_bias":
+        made["bias"] = torch.randn(features, dtype=dtype)
+    if name == "linear_add":
+        made["residual"] = torch.randn(*lead, features, dtype=dtype)
+    return made
+
+
+def check(function: Any, name: str, values: dict[str, torch.Tensor], device: str) -> torch.Tensor:
+    """Runs the kernel, compares with float64 within the Definition's rounding, returns the result."""
+    got = function(**{key: value.to(device) for key, value in values.items()})
+    dtype = torch.promote_types(values["input"].dtype, values.get("residual", values["input"]).dtype)
+    rounding = Rounding.of(values["input"].dtype)
+    ((right, tolerance),) = EXACT[name](rounding, name, **{k: v.double() for k, v in values.items()})
+    assert got.shape == right.shape
+    assert got.dtype == dtype
+    assert got.is_contiguous()
+    assert ((got.cpu().double() - right).abs() <= tolerance).all()
+    return got
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_the_definition_at_every_kind_of_shape(kernels, name, dtype, device):
+    for lead, depth, features in SHAPES:
+        check(getattr(kernels, name), name, operands(name, lead, depth, features, dtype), device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 8, 32, 200, 2048])
+def test_equals_the_definition_at_the_sizes_of_models(kernels, rows, dtype):
+    for depth, features in ((4096, 1024), (4096, 14336), (14336, 4096), (3584, 18944), (768, 50257)):
+        check(
+            kernels.linear_add, "linear_add", operands("linear_add", (rows,), depth, features, dtype), "cuda"
+        )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_strides_are_taken_as_they_are(kernels, rows, device):
+    values = operands("linear", (rows,), 200, 96, torch.bfloat16)
+    contiguous = check(kernels.linear, "linear", values, device)
+    x, weight = values["input"].to(device), values["weight"].to(device)
+    wide = torch.zeros(rows, 3, 203, dtype=x.dtype, device=device)
+    wide[:, 1, :200] = x
+    column_major = weight.t().contiguous().t()
+    padded = torch.zeros(96, 205, dtype=x.dtype, device=device)
+    padded[:, 3:203] = weight
+    strided = torch.zeros(96, 400, dtype=x.dtype, device=device)
+    strided[:, ::2] = weight
+    for view, layout in (
+        (wide[:, 1, :200], weight), (x.t().contiguous().t(), weight),
+        (x, column_major), (x, padded[:, 3:203]), (x, strided[:, ::2]),
+    ):  # fmt: skip
+        torch.testing.assert_close(kernels.linear(view, layout), contiguous, rtol=2**-7, atol=2**-8)
+
+
+def test_a_column_major_weight_is_not_copied(kernels):
+    weight = torch.randn(64, 96).t()
+    with recorded() as launches:
+        kernels.linear(torch.randn(4, 64), weight)
+    assert launches[0].args[1].data_ptr() == weight.data_ptr()
+
+
+def test_the_residual_may_be_wider_than_the_product(kernels):
+    values = operands("linear_add", (3,), 64, 40, torch.bfloat16)
+    values["residual"] = values["residual"].float() + 2**-12
+    check(kernels.linear_add, "linear_add", values, "cpu")
+
+
+def test_a_residual_of_one_row_reaches_every_row(kernels):
+    values = operands("linear_add", (2, 3), 64, 40, torch.float32)
+    one = values["residual"][:1, :1]
+    expected = kernels.linear_add(values["input"], values["weight"], one.expand(2, 3, 40).contiguous())
+    assert torch.equal(kernels.linear_add(values["input"], values["weight"], one), expected)
+
+
+def test_no_rows_give_no_rows(kernels):
+    with recorded() as launches:
+        out = kernels.linear(torch.randn(0, 7, 64), torch.randn(40, 64))
+    assert out.shape == (0, 7, 40)
+    assert launches == []
+
+
+def test_what_lies_beyond_a_row_is_never_multiplied(kernels):
+    memory = torch.full((80, 256), math.nan, dtype=torch.bfloat16)
+    memory[:, :200] = 1
+    for rows in (1, 9, 80):
+        out = kernels.linear(memory[:rows, :200], memory[:70, :200])
+        assert (out == 200).all()
+
+
+def test_one_rounding_even_where_the_sum_cancels(kernels):
+    values = operands("linear_add", (4,), 256, 32, torch.bfloat16)
+    product = values["input"].double() @ values["weight"].double().t()
+    values["residual"] = -product.to(torch.bfloat16)
+    out = kernels.linear_add(**values).double()
+    exact = product + values["residual"].double()
+    assert ((out - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all()
+
+
+def test_a_split_product_covers_all_of_k_and_leaves_no_part_empty(kernels):
+    split = 0
+    for rows in (2, 16, 32, 64, 200, 600):
+        for features in (64, 1024, 4096, 14336):
+            for depth in (64, 576, 2880, 4544, 14336):
+                tiling = kernels.choose_tiling(rows, features, depth)
+                steps = -(-depth // tiling.depth)
+                share = -(-steps // tiling.split)
+                assert (tiling.split - 1) * share < steps
+                split += tiling.split > 1
+    assert split > 10
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "depth", "split"),
+    [(1, 1024, 4096, False), (8, 1024, 4096, True), (8, 128256, 4096, False), (2048, 4096, 14336, False)],
+)
+def test_k_is_split_only_where_tiles_are_too_few_for_the_gpu(kernels, rows, features, depth, split):
+    assert (kernels.choose_tiling(rows, features, depth).split > 1) == split
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_compiles_for_every_architecture(kernels, arch):
+    """Every tiling that the sizes of models lead to, each epilogue and weight layout at least once."""
+    seen = set()
+    for dtype in (torch.bfloat16, torch.float32):
+        for index, (rows, depth, features) in enumerate(
+            ((1, 4096, 1024), (1, 4096, 14336), (1, 14336, 4096), (1, 4096, 128256), (8, 14336, 4096),
+             (32, 4096, 128256), (64, 4096, 1024), (512, 4096, 1024), (2048, 4096, 14336), (8, 768, 50257))
+        ):  # fmt: skip
+            name = NAMES[index % 3]
+            make = {"dtype": dtype, "device": "meta"}
+            weight = torch.empty(features, depth, **make)
+            weight = weight if index % 2 else torch.empty(depth, features, **make).t()
+            extra = {"linear_bias": (features,), "linear_add": (rows, features)}.get(name)
+            with recorded() as launches:
+                arguments = [torch.empty(rows, depth, **make), weight]
+                getattr(kernels, name)(*arguments, *([torch.empty(extra, **make)] if extra else []))
+            for launch in launches:
+                constants = tuple(a for a in launch.args if not isinstance(a, torch.Tensor))
+                if (dtype, launch.kernel, constants) not in seen:
+                    seen.add((dtype, launch.kernel, constants))
+                    assert compile_kernel(launch.kernel, launch.args, arch)
+    assert len(seen) >= 15

@@ -1,0 +1,142 @@
+"""The source form: planned Matches written into the model's own methods, as the text of `modeling_<model>.py`.
+
+`emit` decides for each Match which function holds it and what is written there, or why nothing is. The result is one
+text; nothing is run or changed. `tilegym_fx.apply` binds it to a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from ..provenance import Provenance
+from ..results import Match, PlannedMatch, Rejection, Site
+from .collect import Collection, Placed
+from .guards import Refusal
+from .place import place
+from .regions import Names
+from .write import Header, write
+
+__all__ = ["EmitResult", "Header", "Written", "emit", "why_not"]
+
+
+@dataclass(frozen=True)
+class Written:
+    """One Match that the emitted text runs as a kernel.
+
+    Attributes:
+        match: The Match.
+        module_path: Path of the module whose method holds the call.
+        module_class: Class of that module.
+        method: Name of the method.
+        file: Source file of the method.
+        line: Line of the statement that was replaced.
+        guards: Conditions under which the call is made; empty when always.
+    """
+
+    match: Match
+    module_path: str
+    module_class: str
+    method: str
+    file: str
+    line: int
+    guards: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EmitResult:
+    """An emitted module.
+
+    Attributes:
+        text: The Python text; empty when nothing could be written.
+        written: The Matches in it.
+        refused: The Matches that are not, with the reasons.
+    """
+
+    text: str
+    written: tuple[Written, ...]
+    refused: tuple[Rejection, ...]
+
+
+def why_not(match: Match, provenance: Provenance) -> str | None:
+    """Why a Match cannot be written in source form by itself; None if it can.
+
+    Args:
+        match: A Match of the exported graph, normalised or not.
+        provenance: The record of the export.
+    """
+    try:
+        place(match, _names(match, provenance), provenance)
+    except Refusal as refusal:
+        return str(refusal)
+    return None
+
+
+def emit(
+    matches: Sequence[PlannedMatch | Match],
+    provenance: Provenance,
+    model: nn.Module,
+    *,
+    header: Header | None = None,
+    more: Sequence[tuple[Sequence[PlannedMatch | Match], Provenance]] = (),
+) -> EmitResult:
+    """Writes the planned Matches into the methods of the model's modules.
+
+    Args:
+        matches: What to write, in graph order.
+        provenance: The record of the export that the Matches were found in.
+        model: The module that was exported.
+        header: What the head of the text says; by default the model's class and the installed versions.
+        more: Further captures of the same model (cached decode, a padded batch) with their Matches. A place that
+            depends on a condition gets one branch per capture.
+
+    Returns:
+        The text and what became of each Match.
+    """
+    collection = Collection(model)
+    refused: list[Rejection] = []
+    solutions: dict[str, str | None] = {}
+    for planned, record in ((matches, provenance), *more):
+        for item in planned:
+            match, solution = (item.match, item.solution) if isinstance(item, PlannedMatch) else (item, None)
+            try:
+                made = place(match, _names(match, record), record)
+                collection.add(made)
+                solutions.setdefault(match.definition, solution)
+            except Refusal as refusal:
+                refused.append(_rejection(match, str(refusal), record))
+        for placed, reason in collection.settle(record):
+            refused.append(_rejection(placed.made.match, reason, record))
+    text, unwritten = write(collection, header or Header.of(model), solutions)
+    refused += [_rejection(placed.made.match, reason, placed.made.view.provenance) for placed, reason in unwritten]
+    return EmitResult(text, tuple(_written(placed) for placed in collection.placed), tuple(refused))
+
+
+def _names(match: Match, provenance: Provenance) -> Names:
+    graph: fx.Graph = match.outputs[0].graph
+    cache: dict[int, Names] = provenance.__dict__.setdefault("_names_of", {})
+    if id(graph) not in cache:
+        cache[id(graph)] = Names(graph, provenance)
+    return cache[id(graph)]
+
+
+def _rejection(match: Match, reason: str, provenance: Provenance) -> Rejection:
+    site = match.site if match.site.frames else _site(match, provenance)
+    return Rejection(match.definition, match.spelling, lambda: reason, match.outputs, len(match.nodes), site)
+
+
+def _site(match: Match, provenance: Provenance) -> Site:
+    names = match.outputs[-1].meta.get("origins", (match.outputs[-1].name,))
+    nodes: Mapping[str, fx.Node | None] = {name: provenance.node(name) for name in names}
+    node = next((n for n in nodes.values() if n is not None), None)
+    return provenance.site(node) if node is not None else Site()
+
+
+def _written(placed: Placed) -> Written:
+    made = placed.made
+    return Written(
+        made.match, placed.path, made.owner.cls.__name__, made.owner.name, made.view.call.code.co_filename,
+        made.last.lineno, tuple(made.facts.guards),
+    )  # fmt: skip

@@ -1,0 +1,110 @@
+"""Gathers replacements by module and method, and checks that every run of a method agrees with its new text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ..provenance import Call, Provenance
+from .guards import Refusal
+from .owner import Owner
+from .place import Replacement
+from .render import Edit, edit_of, merge
+from .source import FunctionSource
+from .values import view
+
+
+@dataclass
+class Placed:
+    """A replacement with the edit that it became."""
+
+    made: Replacement
+    edit: Edit
+    path: str
+
+
+@dataclass
+class Method:
+    """One method of one module with its edits."""
+
+    owner: Owner
+    source: FunctionSource
+    globals: dict[str, Any]
+    placed: list[Placed] = field(default_factory=list)
+
+    @property
+    def edits(self) -> list[Edit]:
+        found: list[Edit] = []
+        for placed in self.placed:
+            if all(placed.edit is not edit for edit in found):
+                found.append(placed.edit)
+        return sorted(found, key=lambda e: (e.anchor.lineno, e.anchor.col_offset))
+
+
+class Collection:
+    """Every method that is rewritten.
+
+    Args:
+        model: The exported module.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.paths = {id(module): path for path, module in model.named_modules()}
+        self.methods: dict[tuple[int, str], Method] = {}
+
+    @property
+    def placed(self) -> Iterator[Placed]:
+        for method in self.methods.values():
+            yield from method.placed
+
+    def add(self, made: Replacement) -> None:
+        """Takes a replacement in.
+
+        Raises:
+            Refusal: If it cannot stand beside those that are there.
+        """
+        owner = made.owner
+        path = self.paths.get(id(owner.module))
+        if path is None:
+            raise Refusal(f"{owner.cls.__name__} is no module of the model")
+        key = (id(owner.module), owner.name)
+        method = self.methods.get(key)
+        if method is None:
+            method = Method(owner, made.view.source, made.view.call.globals)
+        if method.source.code is not made.view.source.code:
+            raise Refusal(f"{owner.cls.__name__}.{owner.name} ran from two sources")
+        edits = method.edits
+        new = edit_of(made)
+        merge(edits, new)
+        edit = next(e for e in edits if e.anchor is new.anchor and e.removed == new.removed)
+        method.placed.append(Placed(made, edit, path))
+        self.methods[key] = method
+
+    def settle(self, provenance: Provenance) -> list[tuple[Placed, str]]:
+        """Takes out what not every run of its statement in this capture agrees with. Gives those, with reasons."""
+        runs: dict[tuple[int, Any], list[Call]] = {}
+        for call in provenance.calls:
+            if call.module is not None:
+                runs.setdefault((id(call.module), call.code), []).append(call)
+        dropped: list[tuple[Placed, str]] = []
+        for key, method in list(self.methods.items()):
+            calls = runs.get((key[0], method.source.code), [])
+            for edit in method.edits if len(calls) > 1 else ():
+                mine = [p for p in method.placed if p.edit is edit]
+                covered = {p.made.view.call.index for p in mine if p.made.view.provenance is provenance}
+                missed = [c for c in calls if c.index not in covered and _ran(provenance, c, edit)]
+                if covered and missed:
+                    dropped += [(p, "the same method runs more than once and only some runs match") for p in mine]
+                    method.placed = [p for p in method.placed if p.edit is not edit]
+            if not method.placed:
+                del self.methods[key]
+        return dropped
+
+
+def _ran(provenance: Provenance, call: Call, edit: Edit) -> bool:
+    at = view(provenance, call)
+    return at is not None and at.ran(edit.last)

@@ -1,0 +1,154 @@
+"""Numbers that judge a rewritten model: its outputs beside the original's, and beside a float32 run of the original.
+
+A 16-bit model is itself only an approximation. The rewritten one is right if it is about as far from the float32
+run as the original is; where a float32 run does not fit in memory, the two are compared with each other alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+#: How much farther from the float32 run than the original the rewritten model may be.
+_WORSE = 2.0
+#: Roundings of the model's dtype, relative to the largest output, that are always allowed.
+_ROUNDINGS = 8.0
+_DECODE_STEPS = 4
+
+Call = Callable[[nn.Module], Any]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One output tensor of one call.
+
+    Attributes:
+        call: ``prefill``, ``decode 1``... or ``call``.
+        error: Largest difference to the judge (the float32 run, or the original where there is none).
+        allowed: The largest that passes.
+        original_error: The original's own distance to the judge; None without a float32 run.
+    """
+
+    call: str
+    error: float
+    allowed: float
+    original_error: float | None
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.allowed  # a NaN does not pass
+
+    def __str__(self) -> str:
+        own = "" if self.original_error is None else f", the original itself {self.original_error:.3g}"
+        return f"{self.call}: off by {self.error:.3g}, {self.allowed:.3g} allowed{own}"
+
+
+Outputs = dict[str, list[torch.Tensor]]
+
+
+def sample_inputs(model: nn.Module, *, batch: int = 1, seq: int = 12) -> dict[str, torch.Tensor]:
+    """Token ids for a transformers language model, reproducible, on the model's device."""
+    vocabulary = int(getattr(model.config, "vocab_size", 0) or 2)
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(min(3, vocabulary - 1), vocabulary, (batch, seq), generator=generator)
+    return {"input_ids": ids.to(device)}
+
+
+def run_language_model(model: nn.Module, inputs: dict[str, Any], steps: int = _DECODE_STEPS) -> Outputs:
+    """Logits of the prompt, then of cached steps whose tokens do not depend on the model's own choice."""
+    with torch.no_grad(), _evaluating(model):
+        result = model(**inputs, use_cache=True)
+        outputs = {"prefill": [result.logits.float().cpu()]}
+        cache = getattr(result, "past_key_values", None)
+        ids = inputs["input_ids"]
+        mask = inputs.get("attention_mask")
+        for step in range(steps if cache is not None else 0):
+            token = ids[:, step % ids.shape[1], None]
+            extra = {}
+            if mask is not None:
+                mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=-1)
+                extra = {"attention_mask": mask}
+            result = model(input_ids=token, past_key_values=cache, use_cache=True, **extra)
+            outputs[f"decode {step + 1}"] = [result.logits.float().cpu()]
+            cache = result.past_key_values
+    return outputs
+
+
+def run_module(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Outputs:
+    """Every tensor that one call of any module gives."""
+    with torch.no_grad(), _evaluating(model):
+        result = model(*args, **kwargs)
+    return {"call": [t.detach().float().cpu() for t in tree_leaves(result) if isinstance(t, torch.Tensor)]}
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off while outputs are compared; every module's own mode is put back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def float32_outputs(model: nn.Module, run: Call) -> Outputs | None:
+    """What a float32 copy of the model gives, or None where there is no room for one or it is float32 already."""
+    weights = list(model.parameters())
+    if not weights or all(p.dtype in (torch.float32, torch.float64) for p in weights if p.is_floating_point()):
+        return None
+    if sum(4 * p.numel() for p in weights) > _free_bytes(weights[0].device) // 2:
+        return None
+    wide = copy.deepcopy(model).float()
+    return run(wide)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return 8 << 30
+
+
+def to_float32(values: Any) -> Any:
+    """Floating-point tensors of a nested structure in float32."""
+    return tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, values)
+
+
+def compare(original: Outputs, rewritten: Outputs, wide: Outputs | None, dtype: torch.dtype) -> list[Check]:
+    """One Check for each output tensor.
+
+    Raises:
+        ValueError: If the two have not the same calls, tensors or shapes.
+    """
+    checks = []
+    for call, before in original.items():
+        after = rewritten.get(call, [])
+        if [t.shape for t in before] != [t.shape for t in after]:
+            raise ValueError(f"{call} gives tensors of other shapes than before")
+        judge = wide[call] if wide else before
+        checks += [_check(call, b, a, j, dtype, wide is not None) for b, a, j in zip(before, after, judge, strict=True)]
+    return checks
+
+
+def _check(call: str, before: torch.Tensor, after: torch.Tensor, judge: torch.Tensor, dtype: torch.dtype,
+           is_wide: bool) -> Check:  # fmt: skip
+    known = torch.isfinite(judge) & torch.isfinite(before)
+    if not torch.equal(torch.isfinite(before), torch.isfinite(after)):
+        return Check(call, float("nan"), 0.0, None)
+    error, own = _largest(after - judge, known), _largest(before - judge, known)
+    floor = _ROUNDINGS * torch.finfo(dtype).eps * _largest(judge, known)
+    return Check(call, error, max(floor, _WORSE * own), own if is_wide else None)
+
+
+def _largest(value: torch.Tensor, known: torch.Tensor) -> float:
+    picked = value[known].abs()
+    return float(picked.max()) if picked.numel() else 0.0
