@@ -35,7 +35,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-dev
-	$(BIN)/pytest -n $(JOBS) -m "not gpu" --durations=15 tests
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not gpu" --durations=15 tests
 
 golden: $(VENV)/.installed-dev
 	$(BIN)/pytest -q -m golden --update-golden tests

@@ -36,10 +36,10 @@ MAX_LENGTH = 2**31 - 1
 
 LOG2_E = 1.4426950408889634
 TWICE_ROOT = 1.5957691216057308  # 2 * sqrt(2 / pi)
-#: P(t), lowest power first.
+#: Coefficients of P, highest power first.
 TAIL = (
-    0.11962929849781213, 0.12075396200097527, 0.09991344727377267, 0.12856179900448342,
-    -0.05368401305839104, 0.2063539482841781, -0.15720335906313818, 0.03567484410792854,
+    0.03567484410792854, -0.15720335906313818, 0.2063539482841781, -0.05368401305839104,
+    0.12856179900448342, 0.09991344727377267, 0.12075396200097527, 0.11962929849781213,
 )  # fmt: skip
 
 
@@ -56,9 +56,9 @@ def divide(x, y, exact):
 def normal_tail(a, exact):
     """Phi(-a) for a >= 0."""
     t = divide(1.0, 1.0 + 0.3 * a, exact)
-    series = TAIL[7]
-    for power in ct.static_iter(range(6, -1, -1)):
-        series = series * t + TAIL[power]
+    series = TAIL[0]
+    for coefficient in ct.static_iter(TAIL[1:]):
+        series = series * t + coefficient
     return exp(-0.5 * a * a, exact) * t * series
 
 
@@ -73,8 +73,10 @@ def activation(x, kind, exact):
 
 
 def gated(gate, up, kind, exact):
-    """act(gate) rounded like `gate`, times up, in float32."""
+    """act(gate) rounded like `gate`, times up."""
     opened = ct.astype(activation(ct.astype(gate, ct.float32), kind, exact), gate.dtype)
+    if gate.dtype == up.dtype:
+        return opened * up
     return ct.astype(opened, ct.float32) * ct.astype(up, ct.float32)
 
 

@@ -72,12 +72,14 @@ class Tiling:
         queries: Queries a block owns (prefill).
         keys: Keys of one step.
         occupancy: Blocks that should fit on one multiprocessor.
+        worker_warps: Warps that compute, 0 for the compiler's choice; 128 queries need 8, or registers spill.
         blocks: Blocks a multiprocessor should get, from which the number of shares follows (decode).
     """
 
     queries: int
     keys: int
     occupancy: int
+    worker_warps: int = 0
     blocks: int = 4
 
 
@@ -294,8 +296,8 @@ def _attention(
 ) -> torch.Tensor:
     batch, heads, length, _ = q.shape
     y = torch.empty((batch, length, heads, v.shape[3]), dtype=q.dtype, device=q.device)
-    if scale < 0:  # the kernels take the maximum before they scale
-        q, scale = -q, -scale
+    if scale <= 0:  # the kernels take the maximum before they scale
+        q, scale = q * (-1 if scale else 0), -scale or 1.0
     q, k, v = _unit_stride(q), _unit_stride(k), _unit_stride(v)
     if mask is not None:
         mask = _compact(mask, k.shape[2])
@@ -343,7 +345,7 @@ def run_prefill(
         grid = (rows, mask.shape[0], mask.shape[1])
         launch(attention_span_kernel, grid, (mask, reaches, kind, mask_rows, SPAN_COLUMNS))
     launch(
-        _hinted(attention_prefill_kernel, tiling.occupancy),
+        _hinted(attention_prefill_kernel, tiling.occupancy, tiling.worker_warps),
         (batch * heads, -(-length // tiling.queries)),
         (
             q, k, v, mask, reaches, y, scale * LOG2_E,
@@ -376,7 +378,7 @@ def run_decode(
         tops, totals = torch.empty((2, pairs, shares, rows), dtype=torch.float32, device=q.device)
     grouped = y.view(batch, length, key_heads, group, value_width)
     launch(
-        _hinted(attention_decode_kernel, tiling.occupancy),
+        _hinted(attention_decode_kernel, tiling.occupancy, tiling.worker_warps),
         (pairs, shares),
         (
             q.unflatten(1, (key_heads, group)), k, v, q if mask is None else mask,
@@ -411,9 +413,9 @@ def _power(size: int) -> int:
 
 
 @cache
-def _hinted(kernel: ct.kernel, occupancy: int) -> ct.kernel:
-    """The kernel with this launch hint; each has compiled code of its own."""
-    return kernel.replace_hints(occupancy=occupancy)
+def _hinted(kernel: ct.kernel, occupancy: int, worker_warps: int) -> ct.kernel:
+    """The kernel with these launch hints; each has compiled code of its own."""
+    return kernel.replace_hints(occupancy=occupancy, num_worker_warps=worker_warps or None)
 
 
 @cache

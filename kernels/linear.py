@@ -58,7 +58,8 @@ class Tiling:
         features: Rows of W, columns of y.
         depth: Step along K.
         occupancy: Blocks that should fit on one multiprocessor.
-        worker_warps: Warps that compute, 0 to leave it to the compiler.
+        worker_warps: Warps that compute, 0 for the compiler's choice; 128 x 256 needs 8, or registers spill.
+        cluster: Multiprocessors that work on one tile, each on its part, and share what they load (sm_90 on).
         tma: Whether loads may use the bulk-copy engine (GEMV; the GEMM always may).
         split: Parts of K computed by blocks of their own.
     """
@@ -68,6 +69,7 @@ class Tiling:
     depth: int
     occupancy: int = 1
     worker_warps: int = 0
+    cluster: int = 1
     tma: bool = True
     split: int = 1
 
@@ -151,7 +153,7 @@ def choose_tiling(
     if itemsize == 4:  # multiply-add instructions, unrolled: larger tiles spill registers
         tiling = Tiling(16, 64, 32) if rows <= 16 else Tiling(64, 64, 16)
     elif rows <= 32:  # bound by reading W
-        tiling = Tiling(16 if rows <= 16 else 32, 64, 128, occupancy=4)
+        tiling = Tiling(16, 64, 128, occupancy=4) if rows <= 16 else Tiling(32, 64, 128, occupancy=3)
     elif rows <= 64:
         tiling = Tiling(64, 64, 128, occupancy=3)
     elif rows * features >= 4096 * 4096:
@@ -235,12 +237,12 @@ def run_tiling(
     extra = weight if extra is None else extra  # a kernel takes no None; it does not read this
     columns = -(-features // tiling.features)
     if tiling.rows == 1:
-        kernel = _hinted(linear_gemv_kernel, tiling.occupancy, tiling.worker_warps)
+        kernel = _hinted(linear_gemv_kernel, tiling.occupancy, tiling.worker_warps, tiling.cluster)
         launch(kernel, (columns,), (x, weight, extra, y, epilogue, tiling.features, tiling.depth, tiling.tma))
         return
     split = tiling.split
     parts = x if split == 1 else torch.empty((split, rows, features), dtype=torch.float32, device=y.device)
-    kernel = _hinted(linear_gemm_kernel, tiling.occupancy, tiling.worker_warps)
+    kernel = _hinted(linear_gemm_kernel, tiling.occupancy, tiling.worker_warps, tiling.cluster)
     shape = (tiling.rows, tiling.features, tiling.depth)
     grid = (-(-rows // tiling.rows) * columns, split)
     launch(kernel, grid, (x, weight, extra, y, parts, epilogue, *shape, split))
@@ -254,9 +256,10 @@ def _unit_stride(matrix: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _hinted(kernel: ct.kernel, occupancy: int, worker_warps: int) -> ct.kernel:
+def _hinted(kernel: ct.kernel, occupancy: int, worker_warps: int, cluster: int) -> ct.kernel:
     """The kernel with these launch hints; each has compiled code of its own."""
-    return kernel.replace_hints(occupancy=occupancy, num_worker_warps=worker_warps or None)
+    ctas = None if cluster == 1 else cluster
+    return kernel.replace_hints(occupancy=occupancy, num_worker_warps=worker_warps or None, num_ctas=ctas)
 
 
 @cache

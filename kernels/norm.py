@@ -62,8 +62,10 @@ def get_sum(sources, outer, inner, k, shape, whole, dtype):
     tile = get(sources[0], outer, inner, k, shape, whole)
     if len(sources) == 1:
         return tile
-    residual = ct.astype(get(sources[1], outer, inner, k, shape, whole), ct.float32)
-    return ct.astype(residual + ct.astype(tile, ct.float32), dtype)
+    residual = get(sources[1], outer, inner, k, shape, whole)
+    if residual.dtype == tile.dtype:
+        return residual + tile
+    return ct.astype(ct.astype(residual, ct.float32) + ct.astype(tile, ct.float32), dtype)
 
 
 def get_vector(vector, k, width, whole):
@@ -93,7 +95,10 @@ def put_norm(out, kept, outer, inner, k, norm, dtype, rounding, whole):
     if len(kept) == 1:
         if rounding != CAST_FIRST:
             norm = ct.astype(norm, dtype)
-        norm = ct.astype(get(kept[0], outer, inner, k, norm.shape, whole), ct.float32) + ct.astype(norm, ct.float32)
+        residual = get(kept[0], outer, inner, k, norm.shape, whole)
+        if norm.dtype != residual.dtype or norm.dtype != ct.bfloat16:
+            residual, norm = ct.astype(residual, ct.float32), ct.astype(norm, ct.float32)
+        norm = residual + norm
     put(out, outer, inner, k, norm, whole)
 
 

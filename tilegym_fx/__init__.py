@@ -1,4 +1,4 @@
-"""tilegym_fx: finds in any Hugging Face model the subgraphs that cuTile kernels compute, and puts the kernels there."""
+"""Finds the subgraphs of any Hugging Face model that a cuTile kernel computes, and puts it there."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
 """``torch.compile(model, backend="tilegym_fx")``: the pass over each captured graph, the rest to inductor.
 
-Dynamo's torch-level graph is traced to ATen before decomposition, under its own fake tensors and symbolic shapes.
+Dynamo's torch-level graph is traced to ATen before decomposition, under its own fake tensors and symbolic
+shapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch._dynamo.utils import detect_fake_mode
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -31,8 +32,13 @@ _OWN_OPTIONS = ("inner", "only", "skip")
 _INNERS = ("inductor", "eager")
 
 
-def tilegym_fx_backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
-                       options: dict[str, Any] | None = None) -> Callable[..., Any]:  # fmt: skip
+def tilegym_fx_backend(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
     """The backend that ``torch.compile`` finds under the name ``tilegym_fx``.
 
     Args:
@@ -65,7 +71,9 @@ def tilegym_fx_backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: 
 def to_aten(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     """Trace a torch-level graph to ATen, not decomposed, on fake inputs."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    values = [n.meta.get("example_value", value) for n, value in zip(placeholders, example_inputs, strict=True)]
+    values = [
+        n.meta.get("example_value", value) for n, value in zip(placeholders, example_inputs, strict=True)
+    ]
     # The fakes that Dynamo traced with, whose mode need not be the tracing context's any more.
     mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or detect_fake_mode(values)
     with mode or nullcontext():  # tensors that the graph makes itself must be fake too
@@ -82,10 +90,16 @@ def _cuda_device(example_inputs: Sequence[Any]) -> torch.device | None:
     return next((t.device for t in example_inputs if isinstance(t, torch.Tensor) and t.is_cuda), None)
 
 
-def _inductor(gm: GraphModule, example_inputs: Sequence[Any], mode: str | None, options: dict[str, Any],
-              inventory: Inventory) -> Callable[..., Any]:  # fmt: skip
+def _inductor(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    mode: str | None,
+    options: dict[str, Any],
+    inventory: Inventory,
+) -> Callable[..., Any]:
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
     patches = {**(list_mode_options(mode) if mode else {}), **options}
-    return compile_fx(gm, list(example_inputs), config_patches=patches or None)
+    compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
+    return cast("Callable[..., Any]", compiled)

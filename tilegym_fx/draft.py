@@ -1,4 +1,4 @@
-"""Draft Definitions for what no kernel covers: runnable reference, sizes, and links to the model's own lines."""
+"""Draft Definitions for what no kernel covers: runnable reference, sizes, links to the model's own lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from .normalize.views import view_nodes
 from .results import Site
 from .survey import PhaseSurvey, Survey, op_name
 
-_TRANSFORMERS = "https://github.com/huggingface/transformers/blob/v{version}/src/transformers/{path}#L{first}-L{last}"
+_TRANSFORMERS = (
+    "https://github.com/huggingface/transformers/blob/v{version}/src/transformers/{path}#L{first}-L{last}"
+)
 _MAX_NODES = 60
 
 
@@ -45,19 +47,23 @@ class Region:
 
 
 def regions(graph: Graph, covered: Iterable[Node], seconds: dict[Node, float]) -> list[Region]:
-    """Group the uncovered calls of a normalised graph into convex regions, one per distinct code, slowest first."""
+    """Group a normal graph's uncovered calls into convex regions, one per distinct code, slowest first."""
     covered = set(covered)
     label = {n: "covered" if n in covered else site_of(n).module_path for n in graph.nodes}
     depth: dict[Node, int] = {}
     for node in graph.nodes:  # leaving a group and coming back raises the depth, so equal depths are convex
-        steps = [depth[a] + (label[a] != label[node]) for a in node.all_input_nodes if a.op == "call_function"]
+        steps = [
+            depth[a] + (label[a] != label[node]) for a in node.all_input_nodes if a.op == "call_function"
+        ]
         depth[node] = max(steps, default=0)
     together = nx.Graph()
     for node in graph.nodes:
         if node.op == "call_function" and node not in covered:
             together.add_node(node)
-            together.add_edges_from((node, a) for a in node.all_input_nodes
-                                    if a in together and (label[a], depth[a]) == (label[node], depth[node]))  # fmt: skip
+            near = [a for a in node.all_input_nodes if a in together]
+            together.add_edges_from(
+                (node, a) for a in near if (label[a], depth[a]) == (label[node], depth[node])
+            )
     position = {node: i for i, node in enumerate(graph.nodes)}
     found = [_region(sorted(c, key=position.__getitem__), seconds) for c in nx.connected_components(together)]
     return _distinct(r for r in found if r is not None)
@@ -89,7 +95,14 @@ def _distinct(found: Iterable[Region]) -> list[Region]:
         code = reference_of(region)
         known = merged.get(code)
         if known:
-            region = Region(known.nodes, known.inputs, known.outputs, known.site, known.seconds + region.seconds, known.count + 1)
+            region = Region(
+                known.nodes,
+                known.inputs,
+                known.outputs,
+                known.site,
+                known.seconds + region.seconds,
+                known.count + 1,
+            )
         merged[code] = region
     return sorted(merged.values(), key=lambda r: -r.seconds)
 
@@ -124,9 +137,10 @@ def _text(value: Any, names: dict[Node, str], first: str | None) -> str:
 def draft_of(region: Region, model_type: str, phase: str, taken: set[str]) -> dict[str, Any]:
     """The region as a Definition in JSON form; its name is new among ``taken``."""
     sizes = sorted({s for n in (*region.inputs, *region.outputs) for s in n.meta["val"].shape})
+    owner = region.site.module_class or "the model"
     return {
         "name": _name(region, taken),
-        "description": f"Draft of what {region.site.module_class or 'the model'} computes here, in {region.count} places.",
+        "description": f"Draft of what {owner} computes here, in {region.count} places.",
         "op_type": "draft",
         "tags": [f"model:{model_type}", f"stage:{phase}", "status:draft"],
         "axes": {f"d{s}": {"type": "const", "value": s} for s in sizes},
@@ -155,7 +169,7 @@ def _name(region: Region, taken: set[str]) -> str:
 
 
 def sources_of(region: Region) -> Iterator[str]:
-    """One link for each file that the region comes from, at the installed transformers version; else file and lines."""
+    """One link for each file of the region, at the installed transformers version; else file and lines."""
     lines: dict[str, list[int]] = {}
     for node in region.nodes:
         frame = site_of(node).innermost

@@ -1,7 +1,7 @@
 """What the matcher compares of a node: its operation, its operands and its literals, in one canonical shape.
 
-The members of the view family count as one operation whose literal is the shape they give, so that neither the
-author's choice of call nor the arguments from which a size was computed matter.
+The members of the view family count as one operation whose literal is the shape they give, so that neither
+the author's choice of call nor the arguments from which a size was computed matter.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from .normalize.edit import aten, shape_key
+from .normalize.edit import args_of, aten, shape_key
 from .normalize.views import RESHAPES
 
 #: Operations whose two tensor operands may be exchanged.
 COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 #: Arguments that choose an implementation, not a value.
 _IRRELEVANT = {"cudnn_enable", "cudnn_enabled", "pin_memory"}
-_BY_SHAPE = {**dict.fromkeys(RESHAPES, "reshape"), aten.expand.default: "expand"}
+_BY_SHAPE: dict[Any, str] = {**dict.fromkeys(RESHAPES, "reshape"), aten.expand.default: "expand"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def facts_of(node: Node) -> Facts:
     family = _BY_SHAPE.get(node.target)
     if family is not None:
         shape = tuple(enumerate(shape_key(node.meta["val"].shape)))
-        return Facts(family, (node.args[0],), tuple((f"shape[{i}]", s) for i, s in shape), False)
+        return Facts(family, args_of(node)[:1], tuple((f"shape[{i}]", s) for i, s in shape), False)
     operands: list[Node] = []
     literals: list[tuple[str, Any]] = []
     for place, value in _arguments(node):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import cuda.tile as ct
 import torch
@@ -18,6 +19,21 @@ _cuda_launch = ct.launch
 # A CPU build of torch has neither; there no tensor is on a GPU.
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+_LONGEST_MESSAGE = 500
+_COMPILER_FAILED = (
+    "Check that tileiras, ptxas and libnvvm are of one version, and that it knows this architecture"
+)
+_FOREIGN_TOOLKIT = (
+    "Unset CUDA_HOME and CUDA_PATH: they make tileiras load the libnvvm of another CUDA toolkit, which fails"
+    " like this"
+)
+
+
+class CompileError(KernelError):
+    """cuTile's compiler refuses a kernel, fails, or takes too long."""
+
+    advice: ClassVar[str] = "Correct the kernel at the named line, or leave this variant out"
 
 
 @dataclass(frozen=True)
@@ -66,7 +82,7 @@ def launch(kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> N
                 with torch.cuda.device(device):  # the default stream is 0 on every device
                     return _cuda_launch(_current_stream(device), grid, kernel, args)
             except ct.TileError as problem:
-                raise _compile_error(problem, kernel) from problem
+                raise readable(problem, kernel._pyfunc.__name__) from problem
     raise KernelError(
         f"{_name(kernel)} launched without a tensor argument", advice="Pass the tensors it works on"
     )
@@ -106,10 +122,21 @@ def _launch_off_gpu(
     interpret(kernel, grid, args)
 
 
-def _compile_error(problem: ct.TileError, kernel: ct.kernel) -> KernelError:
-    from tilegym_fx.compile.here import readable
+def readable(problem: ct.TileError, name: str, target: str = "") -> CompileError:
+    """cuTile's error on one line, with the place in the kernel and what to do about it.
 
-    return readable(problem, kernel._pyfunc.__name__)
+    Args:
+        problem: What cuTile raised.
+        name: The kernel's name.
+        target: `` for sm_90``, or nothing when it is the GPU at hand.
+    """
+    location = problem.loc
+    place = f" ({os.path.basename(location.filename)}:{location.line})" if location.filename else ""
+    message = " ".join(problem.message.split())[:_LONGEST_MESSAGE]
+    advice = None
+    if isinstance(problem, ct.TileCompilerExecutionError):
+        advice = _FOREIGN_TOOLKIT if f"{message} ".startswith("Return code 5 ") else _COMPILER_FAILED
+    return CompileError(f"kernel {name}{place} does not compile{target}: {message}", advice=advice)
 
 
 def _name(kernel: ct.kernel) -> str:

@@ -1,9 +1,9 @@
-"""Pattern x graph -> Matches and Rejections. Reads the graph, never edits it; knows neither Solutions nor speed.
+"""Pattern x graph -> Matches and Rejections. Edits nothing; knows neither Solutions nor speed.
 
 The search starts at a pattern's rarest operation and goes along definitions and uses, trying both orders of
-commutative operands. A place that fits is then checked: who else reads its inner values, in-place writes between its
-nodes, a path that leaves the region and comes back, the pattern's own guards, and at last the proof: the function is
-traced again at the place's own tensors and literals and must give the identical graph.
+commutative operands. A place that fits is then checked: who else reads its inner values, in-place writes
+between its nodes, a path that leaves the region and comes back, the pattern's own guards, and at last the
+proof: the function is traced again at the place's own tensors and literals and must give the identical graph.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Search:
     miss_node: Node | None = None
 
     def places(self, anchor: Node, start: Node) -> Iterator[None]:
-        """Every way to complete the pattern with ``anchor`` laid on ``start``; read ``bound`` at each yield."""
+        """Every way to complete the pattern with ``anchor`` on ``start``; read ``bound`` at each yield."""
         for _ in self._lay(anchor, start):
             yield from self._complete()
 
@@ -89,7 +89,7 @@ class _Search:
                 yield from self._complete()
 
     def _next_user(self) -> tuple[Node | None, Node | None]:
-        """The most constrained open pattern node that reads a laid one, and the rarest laid value that it reads."""
+        """The most constrained open pattern node that reads a laid one, and the laid value it reads."""
         best: tuple[int, int, Node, Node] | None = None
         for laid, here in self.bound.items():
             for user in self.pattern.users[laid]:
@@ -144,7 +144,9 @@ class _Search:
         for _ in self._lay(*pairs[0]):
             yield from self._lay_all(pairs[1:])
 
-    def _literals(self, node: Node, here: Facts, wanted: tuple[tuple[str, Any], ...]) -> dict[str, Any] | None:
+    def _literals(
+        self, node: Node, here: Facts, wanted: tuple[tuple[str, Any], ...]
+    ) -> dict[str, Any] | None:
         """The scalars captured at this node, or None if a literal is another one."""
         if len(here.literals) != len(wanted):
             self._note(node, lambda: f"{node.name} has arguments that the pattern's {here.operation} has not")
@@ -152,19 +154,27 @@ class _Search:
         captured: dict[str, Any] = {}
         for (place, value), (wanted_place, expected) in zip(here.literals, wanted, strict=True):
             if isinstance(expected, Captured):
-                if not isinstance(value, int | float | Symbol) or self.scalars.get(expected.name, value) != value:
-                    self._note(node, lambda v=value, e=expected: f"{v!r} at {node.name} cannot be {e.name}")
+                if (
+                    not isinstance(value, int | float | Symbol)
+                    or self.scalars.get(expected.name, value) != value
+                ):
+                    self._note(node, _say("{!r} at {} cannot be {}", value, node, expected.name))
                     return None
                 if expected.name not in self.scalars:
                     captured[expected.name] = value
             elif place != wanted_place or (expected is not OPEN and not _equal(value, expected)):
-                self._note(node, lambda p=place, v=value, e=expected: f"argument {p} of {node.name} is {v}, not {e}")
+                self._note(node, _say("argument {} of {} is {}, not {}", place, node, value, expected))
                 return None
         return captured
 
     def _note(self, node: Node, why: Callable[[], str]) -> None:
         if len(self.taken) > self.deepest:
             self.deepest, self.miss, self.miss_node = len(self.taken), why, node
+
+
+def _say(sentence: str, *values: object) -> Callable[[], str]:
+    """A reason that is put into words only when somebody reads it."""
+    return lambda: sentence.format(*values)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -195,8 +205,13 @@ class Matcher:
             matches += self._match_pattern(pattern, index, site_of, rejections)
         return _distinct(matches), rejections
 
-    def _match_pattern(self, pattern: Pattern, index: GraphIndex, site_of: Callable[[Node], Site],
-                       rejections: list[Rejection]) -> Iterator[Match]:  # fmt: skip
+    def _match_pattern(
+        self,
+        pattern: Pattern,
+        index: GraphIndex,
+        site_of: Callable[[Node], Site],
+        rejections: list[Rejection],
+    ) -> Iterator[Match]:
         anchor = _rarest(pattern, index)
         if anchor is None:
             return
@@ -211,22 +226,33 @@ class Matcher:
             elif found is not None:
                 rejections.append(found)
 
-    def _match_at(self, pattern: Pattern, index: GraphIndex, anchor: Node, start: Node,
-                  site_of: Callable[[Node], Site]) -> Match | Rejection | None:  # fmt: skip
+    def _match_at(
+        self, pattern: Pattern, index: GraphIndex, anchor: Node, start: Node, site_of: Callable[[Node], Site]
+    ) -> Match | Rejection | None:
         search = _Search(pattern, index)
         mismatch: _Mismatch | None = None
         for _ in islice(search.places(anchor, start), _MAX_PLACES):
-            try:
-                return self._check(search, site_of(start))
-            except _Mismatch as error:
-                mismatch = mismatch or error
+            found = self._checked(search, site_of(start))
+            if isinstance(found, Match):
+                return found
+            mismatch = mismatch or found
         if mismatch is not None:
             why, nodes, depth = mismatch.why, mismatch.nodes, len(pattern.nodes)
-        elif search.miss is not None and search.miss_node is not None and 2 * search.deepest >= len(pattern.nodes):
+        elif (
+            search.miss is not None
+            and search.miss_node is not None
+            and 2 * search.deepest >= len(pattern.nodes)
+        ):
             why, nodes, depth = search.miss, (search.miss_node,), search.deepest
         else:
             return None
         return Rejection(pattern.definition, pattern.spelling, why, (start, *nodes), depth, site_of(start))
+
+    def _checked(self, search: _Search, site: Site) -> Match | _Mismatch:
+        try:
+            return self._check(search, site)
+        except _Mismatch as error:
+            return error
 
     def _check(self, search: _Search, site: Site) -> Match:
         """The place as a Match, or the reason why it is none (raised as _Mismatch)."""
@@ -238,7 +264,7 @@ class Matcher:
         by_name = {name: search.bound[p] for p, name in pattern.tensors.items() if p in search.bound}
         scalars = {k: v.node if isinstance(v, Symbol) else v for k, v in search.scalars.items()}
         inputs = {p: by_name[p] if p in by_name else scalars[p] for p in pattern.parameters}
-        _require_unwritten(region, by_name.values(), index)
+        _require_unwritten(region, by_name.values(), outputs, index)
         values = {k: v.meta["val"] if isinstance(v, Node) else v for k, v in inputs.items()}
         _require_one_device(values, region)
         form = self._proven_form(pattern, inputs, values, outputs, index)
@@ -246,31 +272,62 @@ class Matcher:
         kind = _kind(self._definitions[pattern.definition], values)
         return Match(pattern.definition, form.name, kind, inputs, outputs, nodes, tuple(shared), site)
 
-    def _proven_form(self, pattern: Pattern, inputs: Mapping[str, Any], values: Mapping[str, Any],
-                     outputs: tuple[Node, ...], index: GraphIndex) -> Form:  # fmt: skip
+    def _proven_form(
+        self,
+        pattern: Pattern,
+        inputs: Mapping[str, Any],
+        values: Mapping[str, Any],
+        outputs: tuple[Node, ...],
+        index: GraphIndex,
+    ) -> Form:
         """The form whose trace at these very inputs is this very region."""
         failure: _Mismatch | None = None
         for form in pattern.forms:
-            try:
-                _require_guards(form, values, outputs)
-                self._require_identical(pattern, form, inputs, values, outputs, index)
+            found = self._refusal(pattern, form, inputs, values, outputs, index)
+            if found is None:
                 return form
-            except _Mismatch as error:
-                failure = failure or error
+            failure = failure or found
         assert failure is not None  # a pattern has at least one form
         raise failure
 
-    def _require_identical(self, pattern: Pattern, form: Form, inputs: Mapping[str, Any], values: Mapping[str, Any],
-                           outputs: tuple[Node, ...], index: GraphIndex) -> None:  # fmt: skip
+    def _refusal(
+        self,
+        pattern: Pattern,
+        form: Form,
+        inputs: Mapping[str, Any],
+        values: Mapping[str, Any],
+        outputs: tuple[Node, ...],
+        index: GraphIndex,
+    ) -> _Mismatch | None:
+        try:
+            _require_guards(form, values, outputs)
+            self._require_identical(pattern, form, inputs, values, outputs, index)
+        except _Mismatch as error:
+            return error
+        return None
+
+    def _require_identical(
+        self,
+        pattern: Pattern,
+        form: Form,
+        inputs: Mapping[str, Any],
+        values: Mapping[str, Any],
+        outputs: tuple[Node, ...],
+        index: GraphIndex,
+    ) -> None:
         key = (pattern.definition, form.name, *(_value_key(v) for v in values.values()))
         if key not in self._exact:
             self._exact[key] = _specialize(pattern, form, values)
         exact = self._exact[key]
         if exact is None:
-            raise _Mismatch(lambda: f"{pattern.definition} is not defined for these shapes and dtypes", outputs)
+            raise _Mismatch(
+                lambda: f"{pattern.definition} is not defined for these shapes and dtypes", outputs
+            )
         search = _Search(exact, index)
         by_name = {name: p for p, name in exact.tensors.items()}
-        search.bound.update({by_name[k]: v for k, v in inputs.items() if k in by_name and isinstance(v, Node)})
+        search.bound.update(
+            {by_name[k]: v for k, v in inputs.items() if k in by_name and isinstance(v, Node)}
+        )
         if not _lay_outputs(search, list(zip(exact.outputs, outputs, strict=True))):
             reason = search.miss or (lambda: "the operations are the same but not their arguments")
             raise _Mismatch(lambda: f"traced at these inputs it differs: {reason()}", outputs)
@@ -323,7 +380,7 @@ def _shared(region: Sequence[Node], outputs: Sequence[Node]) -> list[Node]:
             continue
         if node.target not in _SHAREABLE:
             reader = next(u for u in node.users if u not in inside)
-            raise _Mismatch(lambda n=node, r=reader: f"the inner value {n.name} is also read by {_name(r)}", [node])
+            raise _Mismatch(_say("the inner value {} is also read by {}", node, _name(reader)), [node])
         shared.append(node)
     return _with_sources(shared, inside)
 
@@ -335,7 +392,7 @@ def _with_sources(shared: list[Node], inside: set[Node]) -> list[Node]:
         for source in node.all_input_nodes:
             if source in inside and source not in stay:
                 if source.target not in _SHAREABLE:
-                    raise _Mismatch(lambda n=node: f"the inner value {n.name} is also read outside", [node])
+                    raise _Mismatch(_say("the inner value {} is also read outside", node), [node])
                 stay.append(source)
     return stay
 
@@ -352,20 +409,28 @@ def _require_convex(region: Sequence[Node], index: GraphIndex) -> None:
         seen.add(node)
         for user in node.users:
             if user in inside:
-                raise _Mismatch(lambda n=node: f"{n.name} reads the region and feeds it", [node])
+                raise _Mismatch(_say("{} reads the region and feeds it", node), [node])
             todo.append(user)
 
 
-def _require_unwritten(region: Sequence[Node], inputs: Iterable[Node], index: GraphIndex) -> None:
-    """Nothing that the region reads or computes may be written in place while it is computed."""
-    if not index.writes:
+def _require_unwritten(
+    region: Sequence[Node], inputs: Iterable[Node], outputs: Sequence[Node], index: GraphIndex
+) -> None:
+    """Nothing that the region reads or computes may be written in place while it is computed.
+
+    An output may be written later if its memory is its own, as that of the kernel's output will be.
+    """
+    writes = index.writes
+    if not writes:
         return
     first, last = region[0], region[-1]
     for value in {*inputs, *region}:
-        if index.writes.touched(value) and index.writes.epoch(value, first) != index.writes.epoch(value, last):
-            raise _Mismatch(lambda v=value: f"{v.name} is written in place inside the region", [value])
-        if value in region and index.writes.touched(value) and value.target not in _SHAREABLE:
-            raise _Mismatch(lambda v=value: f"{v.name} is written in place later", [value])
+        if writes.touched(value) and writes.epoch(value, first) != writes.epoch(value, last):
+            raise _Mismatch(_say("{} is written in place inside the region", value), [value])
+    own = Counter(root for output in outputs for root in writes.roots(output))
+    for output in filter(writes.touched, outputs):
+        if any(root not in region or own[root] > 1 for root in writes.roots(output)):
+            raise _Mismatch(_say("{} shares memory that is written in place", output), [output])
 
 
 def _require_one_device(values: Mapping[str, Any], region: Sequence[Node]) -> None:

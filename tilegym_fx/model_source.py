@@ -30,7 +30,7 @@ Provenance = Literal["shipped table", "folder", "model type", "hub"]
 
 _CONNECT_SECONDS = 3.0
 _MAX_MESSAGE = 240
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _CAUSAL_CLASS = "AutoModelForCausalLM"
 #: What making a configuration object out of somebody's JSON can raise.
 _BAD_CONFIG = (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
@@ -131,7 +131,7 @@ def _read(place: str, name: str, *, trust: bool, local: bool) -> PreTrainedConfi
     try:
         with _quiet_hub():
             fields, _ = PreTrainedConfig.get_config_dict(place, local_files_only=local)
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise _unknown(name, f"has no readable config.json: {_one_line(error)}") from None
     if not isinstance(fields, dict):
         raise _unknown(name, "has a config.json that holds no object")

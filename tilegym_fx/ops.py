@@ -1,8 +1,8 @@
-"""One torch op for each Definition: ``torch.ops.tilegym_fx.<name>``, also reachable as ``tilegym_fx.ops.<name>``.
+"""One torch op for each Definition: ``torch.ops.tilegym_fx.<name>``, also known as ``tilegym_fx.ops.<name>``.
 
-CPU and fake tensors run the Definition's reference; CUDA tensors run its Solution where architecture and dtype
-allow, else the reference. Every fallback is counted in :func:`fallbacks` and warned about once. Outputs are always
-contiguous. Gradients flow through the reference.
+CPU and fake tensors run the Definition's reference; CUDA tensors run its Solution where architecture and
+dtype allow, else the reference. Every fallback is counted in :func:`fallbacks` and warned about once. Outputs
+are always contiguous. Gradients flow through the reference.
 """
 
 from __future__ import annotations
@@ -86,13 +86,18 @@ class Op:
         inputs = [literal[0] if literal else next(saved) for literal in ctx.literals]
         wanted = [i for i, (a, need) in enumerate(zip(inputs, ctx.needs_input_grad, strict=True)) if need]
         with torch.enable_grad():
-            leaves = [a.detach().requires_grad_(i in wanted) if isinstance(a, torch.Tensor) and a.is_floating_point()
-                      else a for i, a in enumerate(inputs)]  # fmt: skip
+            leaves = [
+                a.detach().requires_grad_(i in wanted)
+                if isinstance(a, torch.Tensor) and a.is_floating_point()
+                else a
+                for i, a in enumerate(inputs)
+            ]
             outputs = self.reference(*leaves)
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
-            found = torch.autograd.grad([o for o, _ in pairs], [leaves[i] for i in wanted], [g for _, g in pairs],
-                                        allow_unused=True)  # fmt: skip
+            found = torch.autograd.grad(
+                [o for o, _ in pairs], [leaves[i] for i in wanted], [g for _, g in pairs], allow_unused=True
+            )
         gradients = dict(zip(wanted, found, strict=True))
         return tuple(gradients.get(i) for i in range(len(inputs)))
 
@@ -102,7 +107,7 @@ def _UNSEEN() -> None:
 
 
 def runs_on(targets: list[str] | tuple[str, ...], capability: tuple[int, int]) -> bool:
-    """Whether a Solution for these targets (``SM90``) runs on a device: same major version, minor not below."""
+    """Whether a kernel for these targets (``SM90``) runs on a device: same major version, minor not below."""
     major, minor = capability
     return any(t == f"SM{major}{m}" for t in targets for m in range(minor + 1))
 
@@ -154,7 +159,9 @@ def overload(name: str) -> torch._ops.OpOverload:
 
         register(load())
     if name not in _registered:
-        raise KernelError(f"there is no op {name!r}", advice="`python -m tilegym_fx.inventory list` shows the names")
+        raise KernelError(
+            f"there is no op {name!r}", advice="`python -m tilegym_fx.inventory list` shows the names"
+        )
     return getattr(torch.ops.tilegym_fx, name).default
 
 

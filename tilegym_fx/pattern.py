@@ -1,8 +1,9 @@
 """A Pattern: the searchable graph of a reference or a spelling, and which of its literals mean what.
 
-The function is traced at two *probes* that differ in every size, every 16-bit dtype and every scalar. A literal that
-is the same in both is part of the maths; one that equals a scalar input in both is that input, captured; any other
-follows from shapes or dtypes, is left open in the search and settled by tracing again at the matched inputs.
+The function is traced at two *probes* that differ in every size, every 16-bit dtype and every scalar. A
+literal that is the same in both is part of the maths; one that equals a scalar input in both is that input,
+captured; any other follows from shapes or dtypes, is left open in the search and settled by tracing again at
+the matched inputs.
 """
 
 from __future__ import annotations
@@ -27,8 +28,14 @@ if TYPE_CHECKING:
     from .inventory import Inventory
     from .schema import Definition
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "bool": torch.bool,
-           "int64": torch.int64, "int32": torch.int32}  # fmt: skip
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "bool": torch.bool,
+    "int64": torch.int64,
+    "int32": torch.int32,
+}
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,9 @@ def _printable(literals: tuple[tuple[str, Any], ...]) -> list[tuple[str, Any]]:
     return [(place, "open" if value is OPEN else value) for place, value in literals]
 
 
-def trace(function: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[Graph, dict[str, Node], tuple[Node, ...]]:
+def trace(
+    function: Callable[..., Any], inputs: Mapping[str, Any]
+) -> tuple[Graph, dict[str, Node], tuple[Node, ...]]:
     """Trace ``function`` on fake tensors and literals to a graph in normal form.
 
     Returns:
@@ -148,7 +157,7 @@ def _quiet_fake_tensors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Probe:
-    """Sizes and dtypes to trace at; ``equal`` makes axes that divide each other the same (one head per group)."""
+    """Sizes and dtypes to trace at; ``equal`` makes axes that divide each other the same (no groups)."""
 
     seed: int
     dtype: torch.dtype
@@ -174,11 +183,16 @@ class _Probe:
 
 
 def _probe_pairs(definition: Definition) -> Iterator[tuple[_Probe, _Probe]]:
-    """16-bit models, float32 models, 16-bit models with float32 norm weights; each with and without groups."""
+    """16-bit, float32, and 16-bit with float32 norm weights; each with and without groups."""
     has_weight = any(spec.shape is not None and len(spec.shape) == 1 for spec in definition.inputs.values())
-    has_groups = any((m := _DIVIDES.match(c)) and m[2] in definition.axes for c in definition.constraints or ())
-    for low, other, wide in ((torch.bfloat16, torch.float16, False), (torch.float32, torch.float32, False),
-                             (torch.bfloat16, torch.float16, True)):  # fmt: skip
+    has_groups = any(
+        (m := _DIVIDES.match(c)) and m[2] in definition.axes for c in definition.constraints or ()
+    )
+    for low, other, wide in (
+        (torch.bfloat16, torch.float16, False),
+        (torch.float32, torch.float32, False),
+        (torch.bfloat16, torch.float16, True),
+    ):
         for equal in (False, True):
             if (has_weight or not wide) and (has_groups or not equal):
                 yield _Probe(3, low, wide, equal), _Probe(5, other, wide, equal)
@@ -229,7 +243,7 @@ def forms_of(inventory: Inventory, name: str) -> Iterator[Form]:
 def patterns_of(inventory: Inventory, name: str) -> tuple[Pattern, ...]:
     """The distinct Patterns of one Definition: the reference's first, then its spellings'.
 
-    A spelling may be written for a special case (one head per group): it needs to be traceable at one probe only.
+    A spelling may be written for a special case (one head per group): one probe that can trace it is enough.
 
     Raises:
         PatternError: If a reference or spelling cannot be traced anywhere, or loses an input on the way.
@@ -267,7 +281,9 @@ def _build(definition: Definition, form: Form, pair: tuple[_Probe, _Probe]) -> P
     if len(_calls(graph)) != len(_calls(other)):
         raise PatternError(f"{where} traces to different graphs at different sizes")
     pairs = zip(_calls(graph), _calls(other), strict=True)
-    nodes = {n: PatternNode(n.name, facts_of(n), _literals(facts_of(n), facts_of(m), scalars)) for n, m in pairs}
+    nodes = {
+        n: PatternNode(n.name, facts_of(n), _literals(facts_of(n), facts_of(m), scalars)) for n, m in pairs
+    }
     captured = {v.name for p in nodes.values() for _, v in p.literals if isinstance(v, Captured)}
     lost = [s for s in scalars if s not in captured] + [t for t, n in tensors.items() if not n.users]
     if lost:
@@ -287,8 +303,15 @@ def _literals(one: Facts, two: Facts, scalars: Mapping[str, tuple[Any, Any]]) ->
     return tuple(out)
 
 
-def _pattern(definition: str, form: Form, parameters: tuple[str, ...], graph: Graph, tensors: Mapping[str, Node],
-             outputs: tuple[Node, ...], nodes: Mapping[Node, PatternNode]) -> Pattern:  # fmt: skip
+def _pattern(
+    definition: str,
+    form: Form,
+    parameters: tuple[str, ...],
+    graph: Graph,
+    tensors: Mapping[str, Node],
+    outputs: tuple[Node, ...],
+    nodes: Mapping[Node, PatternNode],
+) -> Pattern:
     users = {n: tuple(u for u in n.users if u in nodes) for n in [*tensors.values(), *nodes]}
     scalars = tuple(p for p in parameters if p not in tensors)
     named = {n: k for k, n in tensors.items()}

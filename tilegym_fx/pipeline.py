@@ -81,16 +81,28 @@ def find(graph: Graph, inventory: Inventory, policy: Policy, site_of: Callable[[
         site_of: Where in the model's source a node comes from.
     """
     matcher = matcher_for(inventory)
-    nodes, seconds = sum(n.op == "call_function" for n in graph.nodes), {}
+    nodes = sum(n.op == "call_function" for n in graph.nodes)
+    seconds: dict[str, float] = {}
     with _timed("normalize", seconds):
         normalize(graph)
     with _timed("match", seconds):
         matches, misses = matcher.match(graph, site_of)
     with _timed("plan", seconds):
         chosen = plan(graph, matches, misses, inventory, policy)
-    log.info("%d nodes, %d matches, %d chosen, %d rejected", nodes, len(matches), len(chosen.chosen), len(chosen.rejections))
-    return Outcome(chosen, nodes, seconds, sum(p.seconds_after for p in chosen.chosen),
-                   tuple(_uncovered(graph, chosen, policy.device)))  # fmt: skip
+    log.info(
+        "%d nodes, %d matches, %d chosen, %d rejected",
+        nodes,
+        len(matches),
+        len(chosen.chosen),
+        len(chosen.rejections),
+    )
+    return Outcome(
+        chosen,
+        nodes,
+        seconds,
+        sum(p.seconds_after for p in chosen.chosen),
+        tuple(_uncovered(graph, chosen, policy.device)),
+    )
 
 
 def _uncovered(graph: Graph, chosen: Plan, device: Device) -> Iterator[tuple[Node, float]]:

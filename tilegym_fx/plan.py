@@ -1,11 +1,12 @@
 """Policy: which Matches are taken, and by which Solution each is run.
 
-Where Matches overlap, the one that saves the most estimated time is taken; every loser becomes a Rejection that
-names the winner. Nothing here edits the graph.
+Where Matches overlap, the one that saves the most estimated time is taken; every loser becomes a Rejection
+that names the winner. Nothing here edits the graph.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,18 +35,21 @@ class Policy:
         device: For estimates and for the Solutions' target hardware.
         only: Names of the Definitions to use; None for all.
         skip: Names of the Definitions to leave out.
+        refuse: The reason why a Match cannot be used, or None; the source form refuses what it cannot write.
     """
 
     device: Device
     only: Collection[str] | None = None
     skip: Collection[str] = ()
+    refuse: Callable[[Match], str | None] | None = None
 
     def allows(self, definition: str) -> bool:
         return definition not in self.skip and (self.only is None or definition in self.only)
 
 
-def plan(graph: Graph, matches: Sequence[Match], misses: Iterable[Rejection], inventory: Inventory,
-         policy: Policy) -> Plan:  # fmt: skip
+def plan(
+    graph: Graph, matches: Sequence[Match], misses: Iterable[Rejection], inventory: Inventory, policy: Policy
+) -> Plan:
     """Choose non-overlapping Matches and their Solutions.
 
     Raises:
@@ -57,6 +61,9 @@ def plan(graph: Graph, matches: Sequence[Match], misses: Iterable[Rejection], in
     for match in matches:
         if not policy.allows(match.definition):
             rejections.append(_reject(match, lambda: "left out by only= or skip="))
+            continue
+        if policy.refuse is not None and (reason := policy.refuse(match)) is not None:
+            rejections.append(_reject(match, functools.partial(str, reason)))
             continue
         candidate = _priced(match, inventory, policy.device, rejections)
         if candidate is not None:
@@ -81,7 +88,9 @@ def _reject(match: Match, why: Callable[[], str]) -> Rejection:
     return Rejection(match.definition, match.spelling, why, match.nodes, len(match.nodes), match.site)
 
 
-def _priced(match: Match, inventory: Inventory, device: Device, rejections: list[Rejection]) -> PlannedMatch | None:
+def _priced(
+    match: Match, inventory: Inventory, device: Device, rejections: list[Rejection]
+) -> PlannedMatch | None:
     inputs = [value for value in match.inputs.values() if isinstance(value, Node)]
     before = sum(node_seconds(node, device) for node in match.nodes)
     after = region_seconds(inputs, match.outputs, (*match.shared, *match.nodes), device)
@@ -90,7 +99,9 @@ def _priced(match: Match, inventory: Inventory, device: Device, rejections: list
         rejections.append(_reject(match, lambda: reason))
         return None
     if after > _WORST_RATIO * before:
-        rejections.append(_reject(match, lambda: f"estimated slower than the author's ops: {after:.2g} s, {before:.2g} s"))
+        rejections.append(
+            _reject(match, lambda: f"estimated slower than the author's ops: {after:.2g} s, {before:.2g} s")
+        )
         return None
     return PlannedMatch(match, solution.name, before, after)
 
@@ -105,7 +116,8 @@ def choose_solution(inventory: Inventory, match: Match, device: Device) -> tuple
     for solution in solutions:
         verified = {tag.removeprefix("dtype:") for tag in solution.tags or () if tag.startswith("dtype:")}
         if verified and not dtypes <= verified:
-            reason = f"Solution {solution.name} is not verified for {', '.join(sorted(map(str, dtypes - verified)))}"
+            missing = ", ".join(sorted(map(str, dtypes - verified)))
+            reason = f"Solution {solution.name} is not verified for {missing}"
         elif device.arch not in solution.spec.target_hardware:
             reason = f"Solution {solution.name} does not target {device.arch}"
         else:
@@ -120,7 +132,9 @@ def _dtype_name(node: Node) -> str | None:
     return str(value.dtype).removeprefix("torch.")
 
 
-def _without_overlap(graph: Graph, candidates: list[PlannedMatch], rejections: list[Rejection]) -> list[PlannedMatch]:
+def _without_overlap(
+    graph: Graph, candidates: list[PlannedMatch], rejections: list[Rejection]
+) -> list[PlannedMatch]:
     position = {node: i for i, node in enumerate(graph.nodes)}
 
     def preference(planned: PlannedMatch) -> tuple[float, int, bool, str, int]:
@@ -137,18 +151,24 @@ def _without_overlap(graph: Graph, candidates: list[PlannedMatch], rejections: l
             owner.update(dict.fromkeys(planned.match.nodes, planned))
         else:
             name = winner.match.definition
-            rejections.append(_reject(planned.match, lambda n=name: f"overlaps {n}, which saves more"))
+            rejections.append(
+                _reject(planned.match, functools.partial("overlaps {}, which saves more".format, name))
+            )
     return sorted(chosen, key=lambda p: position[p.match.nodes[-1]])
 
 
-def _break_cycles(graph: Graph, chosen: list[PlannedMatch], rejections: list[Rejection]) -> list[PlannedMatch]:
+def _break_cycles(
+    graph: Graph, chosen: list[PlannedMatch], rejections: list[Rejection]
+) -> list[PlannedMatch]:
     """Two regions may each be convex and yet feed each other; the one that saves least goes."""
     while True:
         cycle = _cycle(graph, chosen)
         if not cycle:
             return chosen
         loser = min(cycle, key=lambda p: p.seconds_before - p.seconds_after)
-        rejections.append(_reject(loser.match, lambda: "it and another region would need each other's result"))
+        rejections.append(
+            _reject(loser.match, lambda: "it and another region would need each other's result")
+        )
         chosen = [p for p in chosen if p is not loser]
 
 

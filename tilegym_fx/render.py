@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .results import Rejection
+from .results import Match, Rejection
 from .survey import PhaseSurvey, Survey, short, versions
 
 _FILE_WIDTH = 160
@@ -27,8 +27,8 @@ def print_survey(found: Survey, console: Console | None = None) -> None:
     out = console or _console()
     v = versions()
     out.print(
-        f"[bold]{escape(found.source.name)}[/]  {found.class_name}, {found.parameters / 1e9:.2f} B parameters, "
-        f"{found.dtype} ({found.source.provenance})"
+        f"[bold]{escape(found.source.name)}[/]  {found.class_name}, {found.parameters / 1e9:.2f} B parameters"
+        f", {found.dtype} ({found.source.provenance})"
     )
     out.print(
         f"batch {found.batch}, {found.seq} tokens, times estimated for {found.device}; torch {v['torch']}, "
@@ -64,7 +64,14 @@ def _table(*columns: str, title: str | None = None) -> Table:
 def _definitions(phase: PhaseSurvey) -> Table:
     table = _table("Definition", "sites", "match", "Solution", "time", "first at")
     for row in phase.definitions:
-        table.add_row(row.name, str(row.sites), row.kind, row.solution or "-", f"{row.time_share:.1%}", escape(row.where))
+        table.add_row(
+            row.name,
+            str(row.sites),
+            row.kind,
+            row.solution or "-",
+            f"{row.time_share:.1%}",
+            escape(row.where),
+        )
     return table
 
 
@@ -74,7 +81,9 @@ def _uncovered(phase: PhaseSurvey) -> Table:
         table.add_row(row.op, str(row.count), f"{row.time_share:.2%}", escape(row.where))
     rest = phase.uncovered[_UNCOVERED_SHOWN:]
     if rest:
-        table.add_row(f"{len(rest)} more", str(sum(r.count for r in rest)), f"{sum(r.time_share for r in rest):.2%}", "")
+        table.add_row(
+            f"{len(rest)} more", str(sum(r.count for r in rest)), f"{sum(r.time_share for r in rest):.2%}", ""
+        )
     return table
 
 
@@ -94,18 +103,22 @@ def print_explanation(found: Survey, wanted: str, console: Console | None = None
         if phase.outcome is None:
             continue
         out.print(f"[bold]{phase.phase}[/]")
-        lines = [f"  taken     {p.match.definition} ({p.match.spelling}, {p.match.kind}) at {short(p.match.site)}"
-                 for p in phase.outcome.chosen if _concerns(short(p.match.site), wanted)]  # fmt: skip
+        lines = [_taken(p.match) for p in phase.outcome.chosen if _concerns(short(p.match.site), wanted)]
         lines += [_rejected(r) for r in phase.outcome.rejections if _concerns(short(r.site), wanted)]
         for line in dict.fromkeys(lines):
             out.print(escape(line), soft_wrap=True)
         if not lines:
-            out.print(f"  nothing at {escape(wanted)}: give a class, a module path, a file or file:line of the model")
+            out.print(f"  nothing at {escape(wanted)}: give a class, a module path, a file or file:line")
 
 
 def _concerns(where: str, wanted: str) -> bool:
     return wanted in where
 
 
+def _taken(match: Match) -> str:
+    return f"  taken     {match.definition} ({match.spelling}, {match.kind}) at {short(match.site)}"
+
+
 def _rejected(rejection: Rejection) -> str:
-    return f"  not taken {rejection.definition} ({rejection.spelling}) at {short(rejection.site)}: {rejection.reason}"
+    where = short(rejection.site)
+    return f"  not taken {rejection.definition} ({rejection.spelling}) at {where}: {rejection.reason}"

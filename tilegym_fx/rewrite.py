@@ -1,12 +1,13 @@
 """Plan -> rewritten graph: one op call for each chosen Match.
 
-Every new node carries its Definition's name in ``meta["tilegym_fx"]``. The order of in-place writes, and of reads of
-what they write, is kept.
+Every new node carries its Definition's name in ``meta["tilegym_fx"]``. The order of in-place writes, and of
+reads of what they write, is kept.
 """
 
 from __future__ import annotations
 
 import operator
+from itertools import pairwise
 
 import networkx as nx
 import torch
@@ -51,13 +52,15 @@ def _replace(graph: Graph, match: Match, order: dict[Node, float], now: dict[Nod
         old.replace_all_uses_with(new)
     for node in reversed(match.nodes):
         if node.users:
-            raise RewriteError(f"{node.name} of {match.definition} is still read by {next(iter(node.users)).name}")
+            raise RewriteError(
+                f"{node.name} of {match.definition} is still read by {next(iter(node.users)).name}"
+            )
         graph.erase_node(node)
     return dict(zip(match.outputs, results, strict=True))
 
 
 def _items(graph: Graph, call: Node, match: Match, order: dict[Node, float]) -> list[Node]:
-    items = []
+    items: list[Node] = []
     for i, old in enumerate(match.outputs):
         with graph.inserting_after(items[-1] if items else call):
             item = graph.call_function(operator.getitem, (call, i))
@@ -68,7 +71,7 @@ def _items(graph: Graph, call: Node, match: Match, order: dict[Node, float]) -> 
 
 
 def _meta(like: Node, match: Match, value: object) -> dict[str, object]:
-    kept = {k: like.meta[k] for k in ("nn_module_stack", "stack_trace") if k in like.meta}
+    kept: dict[str, object] = {k: like.meta[k] for k in ("nn_module_stack", "stack_trace") if k in like.meta}
     fresh = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.contiguous(), value)
     return {**kept, "val": fresh, "tilegym_fx": match.definition}
 
@@ -82,12 +85,14 @@ def _sort(graph: Graph, order: dict[Node, float]) -> None:
     writes = Writes(graph)
     if writes:
         timed = sorted((n for n in graph.nodes if _touches(n, writes)), key=order.__getitem__)
-        dependencies.add_edges_from(zip(timed, timed[1:], strict=False))
+        dependencies.add_edges_from(pairwise(timed))
     rank = {node: i for i, node in enumerate(sorted(graph.nodes, key=_rank(order)))}
     try:
         sorted_nodes = list(nx.lexicographical_topological_sort(dependencies, key=rank.__getitem__))
     except nx.NetworkXUnfeasible as error:
-        raise RewriteError("two replaced regions need each other's result, or a write comes between") from error
+        raise RewriteError(
+            "two replaced regions need each other's result, or a write comes between"
+        ) from error
     anchor = sorted_nodes[0]
     for node in sorted_nodes[1:]:
         if anchor._next is not node:

@@ -26,21 +26,35 @@ EXIT_OK, EXIT_ERROR, EXIT_NO_MATCH = 0, 1, 2
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser("python -m tilegym_fx.scan", description=__doc__)
-    p.add_argument("model", metavar="MODEL", help="hub id (config only), folder, model type, or id of the shipped table")
+    p.add_argument(
+        "model", metavar="MODEL", help="hub id (config only), folder, model type, or id of the shipped table"
+    )
     p.add_argument("--phase", choices=PHASES, action="append", help="only this phase (default: both)")
     p.add_argument("--device", default="h200", help="device whose time is estimated (default: h200)")
     p.add_argument("--batch", type=int, default=1)
     p.add_argument("--seq", type=int, default=2048, help="prompt length, and cache length in decode")
     p.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
-    p.add_argument("--inventory", type=Path, action="append", default=[], metavar="ROOT",
-                   help="a further inventory root; it is code, name only what you trust")  # fmt: skip
+    p.add_argument(
+        "--inventory",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="ROOT",
+        help="a further inventory root; it is code, name only what you trust",
+    )
     p.add_argument("--only", action="append", metavar="DEFINITION", help="use these Definitions only")
     p.add_argument("--skip", action="append", default=[], metavar="DEFINITION", help="leave these out")
     p.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    p.add_argument("--explain", metavar="CLASS_OR_LINE", help="every match and miss in one class, file or file:line")
-    p.add_argument("--draft", type=Path, metavar="DIR", help="write a draft Definition for each uncovered region")
+    p.add_argument(
+        "--explain", metavar="CLASS_OR_LINE", help="every match and miss in one class, file or file:line"
+    )
+    p.add_argument(
+        "--draft", type=Path, metavar="DIR", help="write a draft Definition for each uncovered region"
+    )
     p.add_argument("--strict", action="store_true", help="exit 2 when nothing matched")
-    p.add_argument("--trust-remote-code", action="store_true", help="allow code that comes with the configuration")
+    p.add_argument(
+        "--trust-remote-code", action="store_true", help="allow code that comes with the configuration"
+    )
     return p
 
 
@@ -59,9 +73,17 @@ def _scan(args: argparse.Namespace, console: Console) -> int:
     inventory = load(*args.inventory)
     policy = Policy(get_device(args.device), args.only, args.skip)
     with console.status("starting") as status:
-        found = survey(args.model, inventory, policy, batch=args.batch, seq=args.seq, dtype=_DTYPES[args.dtype],
-                       phases=args.phase or PHASES, trust_remote_code=args.trust_remote_code,
-                       progress=status.update)  # fmt: skip
+        found = survey(
+            args.model,
+            inventory,
+            policy,
+            batch=args.batch,
+            seq=args.seq,
+            dtype=_DTYPES[args.dtype],
+            phases=args.phase or PHASES,
+            trust_remote_code=args.trust_remote_code,
+            progress=status.update,
+        )
     if args.json:
         print(json.dumps(as_json(found), indent=1))
     elif args.explain:

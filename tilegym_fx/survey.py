@@ -1,4 +1,4 @@
-"""What the pass would do to a whole model, both ways that ``generate()`` calls it: the library side of ``scan``."""
+"""What the pass would do to a whole model, in both phases of ``generate()``: the library side of ``scan``."""
 
 from __future__ import annotations
 
@@ -98,19 +98,29 @@ class Survey:
 
 def versions() -> dict[str, str]:
     """The versions that a report depends on."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    found["torch"] = torch.__version__
-    return found
+    packages = {package: _version(package) for package in _PACKAGES}
+    return {"python": platform.python_version(), **packages, "torch": torch.__version__}
 
 
-def survey(name: str, inventory: Inventory, policy: Policy, *, batch: int = 1, seq: int = 2048,
-           dtype: torch.dtype = torch.bfloat16, phases: Sequence[Phase] = PHASES, trust_remote_code: bool = False,
-           progress: Callable[[str], None] = lambda text: None) -> Survey:  # fmt: skip
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def survey(
+    name: str,
+    inventory: Inventory,
+    policy: Policy,
+    *,
+    batch: int = 1,
+    seq: int = 2048,
+    dtype: torch.dtype = torch.bfloat16,
+    phases: Sequence[Phase] = PHASES,
+    trust_remote_code: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Survey:
     """Build the model without weights, capture it, and run the pass on it.
 
     Args:
@@ -141,16 +151,25 @@ def survey(name: str, inventory: Inventory, policy: Policy, *, batch: int = 1, s
     failed = [s for s in surveyed if s.error]
     if len(failed) == len(surveyed):
         raise ExportError(f"no phase of {name} can be captured: {failed[0].error}")
-    return Survey(source, type(model).__name__, _parameters(model), policy.device.name, batch, seq,
-                  str(dtype).removeprefix("torch."), tuple(surveyed))  # fmt: skip
+    return Survey(
+        source,
+        type(model).__name__,
+        _parameters(model),
+        policy.device.name,
+        batch,
+        seq,
+        str(dtype).removeprefix("torch."),
+        tuple(surveyed),
+    )
 
 
 def _parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _survey_phase(model: nn.Module, phase: Phase, inventory: Inventory, policy: Policy, batch: int,
-                  seq: int) -> PhaseSurvey:  # fmt: skip
+def _survey_phase(
+    model: nn.Module, phase: Phase, inventory: Inventory, policy: Policy, batch: int, seq: int
+) -> PhaseSurvey:
     try:
         exported = export_phase(model, phase, batch, seq)
     except ExportError as error:
@@ -176,7 +195,9 @@ def summarize(phase: Phase, exported: ExportedGraph, outcome: Outcome, inventory
     )
 
 
-def _definition_rows(chosen: Sequence[PlannedMatch], inventory: Inventory, total: float) -> Iterable[DefinitionRow]:
+def _definition_rows(
+    chosen: Sequence[PlannedMatch], inventory: Inventory, total: float
+) -> Iterable[DefinitionRow]:
     groups: dict[tuple[str, MatchKind, str | None], list[PlannedMatch]] = defaultdict(list)
     for planned in chosen:
         groups[planned.match.definition, planned.match.kind, planned.solution].append(planned)
@@ -184,7 +205,11 @@ def _definition_rows(chosen: Sequence[PlannedMatch], inventory: Inventory, total
     for (name, kind, solution), members in groups.items():
         share = sum(p.seconds_after for p in members) / total
         where = short(members[0].match.site)
-        rows.append(DefinitionRow(name, inventory.definitions[name].op_type, len(members), kind, solution, share, where))
+        rows.append(
+            DefinitionRow(
+                name, inventory.definitions[name].op_type, len(members), kind, solution, share, where
+            )
+        )
     return sorted(rows, key=lambda row: (-row.time_share, row.name, row.kind))
 
 
@@ -203,7 +228,11 @@ def _miss_rows(rejections: Sequence[Rejection]) -> Iterable[MissRow]:
         key = rejection.definition, rejection.site.module_class
         if key not in best or rejection.depth > best[key].depth:
             best[key] = rejection
-    rows = [MissRow(r.definition, short(r.site), r.reason) for r in best.values() if not r.reason.startswith("overlaps ")]
+    rows = [
+        MissRow(r.definition, short(r.site), r.reason)
+        for r in best.values()
+        if not r.reason.startswith("overlaps ")
+    ]
     return sorted(rows, key=lambda row: (row.definition, row.where))
 
 
@@ -214,7 +243,7 @@ def op_name(node: Node) -> str:
 
 
 def short(site: Site, *, path: bool = True) -> str:
-    """A site in one line: module class, file from its package on, line; with ``path``, the module's path too."""
+    """A site in one line: class of module, file from its package on, line; with ``path``, its path."""
     frame = site.innermost
     place = f"{_short_file(frame.file)}:{frame.line}" if frame else "no source line"
     name = site.module_class or "?"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import linecache
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -72,11 +74,10 @@ def attentions(graph: ExportedGraph) -> list[dict[str, Any]]:
 
 
 def run(graph: ExportedGraph, *inputs: Any) -> Any:
-    """Run a captured graph on the weights of the module it came from; inputs in the order of its placeholders."""
+    """Run a captured graph on its module's weights; inputs in the order of its placeholders."""
     model, remaining = graph.model, iter(inputs)
-    state = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
+    state = dict(model.named_parameters(remove_duplicate=False))
+    state |= dict(model.named_buffers(remove_duplicate=False))
     placeholders = graph.graph_module.graph.find_nodes(op="placeholder")
     values = [
         state[graph.parameters[node.name]] if node.name in graph.parameters else next(remaining)
@@ -200,8 +201,11 @@ def test_more_tokens_than_learned_positions_are_refused() -> None:
 class TestLiveModel:
     @pytest.mark.parametrize("phase", ["prefill", "decode"])
     def test_it_gives_the_graph_that_its_meta_twin_gives(self, live: nn.Module, phase: Any) -> None:
-        twin = export_phase(build(LLAMA, torch.float32), phase, 2, 8)
-        assert operations(export_phase(live, phase, 2, 8)) == operations(twin)
+        twin = operations(export_phase(build(LLAMA, torch.float32), phase, 2, 8))
+        found = operations(export_phase(live, phase, 2, 8))
+        for ops in (twin, found):  # the layout of attention's result depends on the device
+            ops.pop("aten.contiguous.default", None)
+        assert found == twin
 
     def test_it_is_untouched(self, live: nn.Module) -> None:
         weights = {name: (id(p), p.data_ptr(), p._version) for name, p in live.named_parameters()}
@@ -283,7 +287,8 @@ class TestOwnModules:
     def test_they_need_no_transformers(self) -> None:
         code = (
             "import sys, torch; from tilegym_fx.export import export_module;"
-            "export_module(torch.nn.Linear(2, 2), (torch.randn(1, 2),)); assert 'transformers' not in sys.modules"
+            "export_module(torch.nn.Linear(2, 2), (torch.randn(1, 2),));"
+            "assert 'transformers' not in sys.modules"
         )
         subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -304,7 +309,8 @@ class TestOwnModules:
 
         module = Counting()
         total = module.total
-        with pytest.warns(UserWarning, match="assigned during export"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
             export_module(module, (torch.randn(2, 8),))
         assert (module.seen, module.count, module.total is total) == (None, 0, True)
         assert not hasattr(module, "extra")
@@ -383,7 +389,7 @@ class TestSites:
         )
         assert site.innermost is not None
         assert site.innermost.file.endswith("modeling_llama.py")
-        assert "rsqrt" in open(site.innermost.file, encoding="utf-8").readlines()[site.innermost.line - 1]
+        assert "rsqrt" in linecache.getline(site.innermost.file, site.innermost.line)
         assert site.frames[0].function == "forward"
 
     def test_frames_are_model_code_alone(self, prefill: ExportedGraph) -> None:

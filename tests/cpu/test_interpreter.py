@@ -349,3 +349,9 @@ def test_every_operation_takes_the_parameters_that_cutile_s_takes(name):
     for parameter in by_name:
         hint = parameter.name in ("memory_order", "memory_scope")
         assert hint or ours[parameter.name].default == parameter.default
+
+
+def test_the_documentation_lists_every_operation():
+    text = (Path(__file__).parents[2] / "docs" / "interpreter.md").read_text(encoding="utf-8")
+    listed = text.split("## Operations")[1].split("\n\n")[1].replace("`", "").split()
+    assert listed == sorted({*OPERATIONS, "bid", "num_blocks"})

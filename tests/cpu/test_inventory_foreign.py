@@ -79,7 +79,12 @@ def test_faults_of_a_flashinfer_trace_are_found(tmp_path: Path) -> None:
     norm = next(root.rglob("norm_h8.json"))
     norm.write_text(norm.read_text().replace("hidden_states * weight", "weight"))
     found = {(Path(fault.file).stem, fault.field) for fault in check([root]).faults}
-    assert found == {("norm_h8_triton", "spec.entry_point"), ("b", "definition"), ("norm_h8", "reference")}
+    assert found == {
+        ("norm_h8_triton", "spec.entry_point"),
+        ("b", "definition"),
+        ("b", "sources.0.content"),
+        ("norm_h8", "reference"),
+    }
 
 
 def test_a_flashinfer_reference_on_made_up_indices_is_a_note_when_it_raises(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from repository import DATA_FOLDERS, PACKAGE, ROOT, files
 
+#: One process builds and installs, and runs all tests of this file.
+pytestmark = pytest.mark.xdist_group("wheel")
+
 #: What the parent process was told about the source tree stays behind.
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "TILEGYM_FX_INVENTORY")
 

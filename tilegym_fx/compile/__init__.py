@@ -8,15 +8,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import cuda.tile as ct
 
 from tilegym_fx.compile.child import compile_in_child
-from tilegym_fx.compile.errors import CompileError
 from tilegym_fx.compile.here import compile_here
 from tilegym_fx.compile.signature import describe, signature
-
-if TYPE_CHECKING:
-    import cuda.tile as ct
+from tilegym_fx.launch import CompileError
 
 __all__ = ["ARCHITECTURES", "CompileError", "compile_kernel", "describe", "signature"]
 

@@ -11,14 +11,14 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilegym_fx.compile.errors import CompileError
+import cuda.tile as ct
+
 from tilegym_fx.compile.here import compile_here, timed_out
 from tilegym_fx.errors import TilegymFxError
-
-if TYPE_CHECKING:
-    import cuda.tile as ct
+from tilegym_fx.inventory.code import load_file
+from tilegym_fx.launch import CompileError
 
 _HINTS = ("num_ctas", "occupancy", "opt_level", "num_worker_warps")
 
@@ -90,10 +90,6 @@ def _hints(kernel: ct.kernel, arch: str) -> dict[str, int]:
 
 
 def _find(folder: str, file: str, name: str) -> ct.kernel:
-    import cuda.tile as ct
-
-    from tilegym_fx.inventory.code import load_file
-
     module = load_file(Path(folder), Path(file))
     for value in vars(module).values():
         if isinstance(value, ct.kernel) and value._pyfunc.__name__ == name:

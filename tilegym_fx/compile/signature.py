@@ -6,15 +6,13 @@ import inspect
 import math
 import typing
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import cuda.tile as ct
 import torch
+from cuda.tile import compilation
 
-from tilegym_fx.compile.errors import CompileError
-
-if TYPE_CHECKING:
-    import cuda.tile as ct
-    from cuda.tile.compilation import KernelSignature
+from tilegym_fx.launch import CompileError
 
 #: A kernel may be told that an address or a stride is a multiple of this many bytes, never of more.
 _ALIGNMENT = 16
@@ -99,11 +97,8 @@ def _alias_groups(args: Sequence[Any]) -> dict[int, str]:
     }
 
 
-def signature(parameters: Iterable[dict[str, Any]]) -> KernelSignature:
+def signature(parameters: Iterable[dict[str, Any]]) -> compilation.KernelSignature:
     """The signature that :func:`describe` described."""
-    import cuda.tile as ct
-    from cuda.tile import compilation
-
     constraints: list[Any] = []
     static_shapes = False
     for parameter in parameters:

@@ -15,7 +15,7 @@ from ..provenance import Provenance
 from ..results import Match, PlannedMatch, Rejection, Site
 from .collect import Collection, Placed
 from .guards import Refusal
-from .place import place
+from .place import Replacement, place
 from .regions import Names
 from .write import Header, write
 
@@ -68,7 +68,7 @@ def why_not(match: Match, provenance: Provenance) -> str | None:
         provenance: The record of the export.
     """
     try:
-        place(match, _names(match, provenance), provenance)
+        _placed(match, provenance)
     except Refusal as refusal:
         return str(refusal)
     return None
@@ -102,8 +102,7 @@ def emit(
         for item in planned:
             match, solution = (item.match, item.solution) if isinstance(item, PlannedMatch) else (item, None)
             try:
-                made = place(match, _names(match, record), record)
-                collection.add(made)
+                collection.add(_placed(match, record))
                 solutions.setdefault(match.definition, solution)
             except Refusal as refusal:
                 refused.append(_rejection(match, str(refusal), record))
@@ -112,6 +111,20 @@ def emit(
     text, unwritten = write(collection, header or Header.of(model), solutions)
     refused += [_rejection(placed.made.match, reason, placed.made.view.provenance) for placed, reason in unwritten]
     return EmitResult(text, tuple(_written(placed) for placed in collection.placed), tuple(refused))
+
+
+def _placed(match: Match, provenance: Provenance) -> Replacement:
+    """The replacement for a Match; looked for once, as planning asks first and emit then writes."""
+    cache: dict[int, tuple[Match, Replacement | Refusal]] = provenance.__dict__.setdefault("_placed", {})
+    if id(match) not in cache:
+        try:
+            cache[id(match)] = match, place(match, _names(match, provenance), provenance)
+        except Refusal as refusal:
+            cache[id(match)] = match, refusal
+    found = cache[id(match)][1]
+    if isinstance(found, Refusal):
+        raise found
+    return found
 
 
 def _names(match: Match, provenance: Provenance) -> Names:

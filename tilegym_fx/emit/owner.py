@@ -51,16 +51,26 @@ def owner_of(view: View) -> Owner:
     package = str(call.globals.get("__name__", "")).split(".")[0]
     if package in WRAPPERS:
         raise Refusal(f"{where} belongs to {package}")
-    definer = next((base for base in cls.__mro__ if name in vars(base)), None)
-    if definer is None:
-        raise Refusal(f"{where} is not found by its name in {cls.__name__}")
-    if plain_function(vars(definer)[name], call.code) is None:
-        kind = "a property" if isinstance(vars(definer)[name], property) else "not what the class holds under its name"
-        raise Refusal(f"{where} is {kind}: it is reached through super(), or replaced")
+    name, definer = _find(cls, name, view)
     _check_text(view)
     if "<locals>" in definer.__qualname__:
         raise Refusal(f"class {definer.__name__} is local to a function, so an emitted file cannot import it")
     return Owner(module, cls, definer, name)
+
+
+def _find(cls: type, name: str, view: View) -> tuple[str, type]:
+    """The name under which a class holds a function, and the class in which it does."""
+    definer = next((base for base in cls.__mro__ if name in vars(base)), None)
+    if definer is not None and plain_function(vars(definer)[name], view.call.code) is not None:
+        return name, definer
+    for base in cls.__mro__:
+        for attribute, held in vars(base).items():
+            if plain_function(held, view.call.code) is None:
+                continue
+            if next(b for b in cls.__mro__ if attribute in vars(b)) is base:
+                return attribute, base
+            raise Refusal(f"{view.where()} is reached through super()")
+    raise Refusal(f"{view.where()} is a property, or is not found in {cls.__name__}")
 
 
 def plain_function(held: Any, code: Any = None) -> FunctionType | None:
@@ -76,6 +86,18 @@ def plain_function(held: Any, code: Any = None) -> FunctionType | None:
 
 
 def _check_text(view: View) -> None:
+    """Raises what the function's text rules out; the same for every call of it."""
+    if view.source.checked is None:
+        try:
+            _read_text(view)
+            view.source.checked = ""
+        except Refusal as refusal:
+            view.source.checked = str(refusal)
+    if view.source.checked:
+        raise Refusal(view.source.checked)
+
+
+def _read_text(view: View) -> None:
     node, code, where = view.source.node, view.call.code, view.where()
     if view.call.is_generator or isinstance(node, ast.AsyncFunctionDef):
         raise Refusal(f"{where} is a generator")

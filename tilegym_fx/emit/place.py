@@ -356,9 +356,10 @@ class Placer:
         arguments: list[Piece] = []
         for name, bound in self.region.match.inputs.items():
             if isinstance(bound, fx.Node):
-                piece = self._tensor(name, bound, operands)
+                piece = self._tensor(name, self.region.inputs[name], operands)
                 if isinstance(piece, ast.expr):
                     used.append(piece)
+                piece = self._turned(name, piece)
             else:
                 piece = self._scalar(name, bound, facts)
             arguments.append(piece)
@@ -369,6 +370,15 @@ class Placer:
             if self.at.numbers_in(operand.expr) and operand.expr not in used:
                 raise Refusal(f"`{_short(operand.expr)}` is computed twice in {self.at.where()}")
         return arguments
+
+    def _turned(self, name: str, piece: Piece) -> Piece:
+        suffix = self.region.turned.get(name)
+        if suffix is None:
+            return piece
+        text = piece if isinstance(piece, str) else ast.unparse(piece)
+        if isinstance(piece, ast.expr) and not isinstance(piece, (ast.Name, ast.Attribute, ast.Subscript)):
+            raise Refusal(f"`{name}` would have to be transposed in {self.at.where()}")
+        return text + suffix
 
     def _tensor(self, name: str, node: fx.Node, operands: list[Operand]) -> Piece:
         candidates = [operand for operand in operands if operand.node is node]
@@ -517,8 +527,6 @@ class Placer:
         """Names bound by statements that go and still needed, with the outputs that they hold."""
         gone: set[ast.AST] = {*self.removed, made.anchor}
         here = reads(self.last, [made.anchor])
-        for expr in (a for a in made.arguments if isinstance(a, ast.expr)):
-            here |= reads(expr)
         wanted: dict[str, fx.Node] = {}
         after = self.at.before(self.last)
         for name in sorted(self.written):
@@ -582,12 +590,7 @@ class Placer:
         if not all(isinstance(part, allowed) for part in ast.walk(value)):
             return False
         numbers = self.at.numbers_in(statement)
-        return not any(
-            user.meta.get("tilegym_fx_id", -1) not in self.gone | numbers
-            for node in (self.at.provenance._nodes.get(n) for n in numbers)
-            if node is not None
-            for user in node.users
-        )
+        return not outside_users(numbers, self.at.provenance, but=self.gone)
 
 
 def _right_side(statement: ast.stmt) -> ast.expr:

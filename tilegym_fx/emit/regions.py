@@ -7,7 +7,7 @@ between the outputs and the inputs, whatever normalisation did to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class Names:
     """
 
     def __init__(self, graph: fx.Graph, provenance: Provenance) -> None:
-        self._provenance = provenance
+        self.provenance = provenance
         self._raw = graph is provenance.graph
         self._canonical: dict[str, fx.Node] = {}
         for node in graph.nodes:
@@ -53,18 +53,18 @@ class Names:
         """The Match graph's node that a recorded value is."""
         if not isinstance(value, NodeRef):
             return None
-        node = self._provenance.resolve(value)
+        node = self.provenance.resolve(value)
         return self.canonical(node) if node is not None else None
 
     def same_shape(self, value: NodeRef, node: fx.Node) -> bool:
         """Whether a recorded value has the shape and dtype of a Match graph's node."""
-        exported = self._provenance.resolve(value)
+        exported = self.provenance.resolve(value)
         return exported is not None and _same_type(exported, node)
 
     def origins(self, node: fx.Node) -> list[fx.Node]:
         """The exported nodes of a Match graph's node, in the order in which they ran."""
         names = node.meta.get("origins", (node.name,))
-        found = [self._provenance.node(name) for name in names]
+        found = [self.provenance.node(name) for name in names]
         return sorted((n for n in found if n is not None), key=lambda n: n.meta.get(NODE_KEY, -1))
 
 
@@ -78,6 +78,7 @@ class Region:
         inputs: Definition input -> the Match graph's node, for the inputs that are tensors.
         literals: Definition input -> its value, for the others.
         outputs: The Match graph's output nodes, in the Definition's order.
+        turned: Definition input -> text after the input's own expression, where normalisation transposed it.
     """
 
     match: Match
@@ -85,6 +86,7 @@ class Region:
     inputs: dict[str, fx.Node]
     literals: dict[str, Any]
     outputs: tuple[fx.Node, ...]
+    turned: dict[str, str]
 
 
 def region_of(match: Match, names: Names) -> Region:
@@ -95,9 +97,14 @@ def region_of(match: Match, names: Names) -> Region:
     """
     inputs = {name: bound for name, bound in match.inputs.items() if isinstance(bound, fx.Node)}
     literals = {name: bound for name, bound in match.inputs.items() if not isinstance(bound, fx.Node)}
+    turned: dict[str, str] = {}
+    for name, node in inputs.items():
+        if not names.origins(node) and node.target is aten.transpose.int and isinstance(node.args[0], fx.Node):
+            inputs[name], turned[name] = node.args[0], f".transpose({node.args[1]}, {node.args[2]})"
     stops = set(inputs.values())
     found: dict[fx.Node, None] = {}
     todo: list[fx.Node] = []
+    edges: list[fx.Node] = []
     for output in match.outputs:
         origins = names.origins(output)
         if not origins:
@@ -106,29 +113,40 @@ def region_of(match: Match, names: Names) -> Region:
     ends = set(todo)
     while todo:
         node = todo.pop()
-        if node in found or (node not in ends and _stops(node, stops, names)):
+        if node in found:
+            continue
+        if node not in ends and names.canonical(node) in stops:
+            edges.append(node)
             continue
         if node.op == "placeholder" and names.canonical(node) not in stops:
             raise Refusal(f"the region reads {node.name}, which is none of its inputs")
         found[node] = None
         todo.extend(node.all_input_nodes)
-    return Region(match, frozenset(n.meta[NODE_KEY] for n in found), inputs, literals, match.outputs)
+    found |= dict.fromkeys(_idle_casts(edges, list(found), names.provenance))
+    return Region(match, frozenset(n.meta[NODE_KEY] for n in found), inputs, literals, match.outputs, turned)
 
 
-def _stops(node: fx.Node, stops: set[fx.Node], names: Names) -> bool:
-    """Whether the region ends before this node. A cast that does nothing here is part of it: in another dtype it acts."""
-    return names.canonical(node) in stops and node.target not in _CASTS or node.op == "get_attr"
+def _idle_casts(edges: Iterable[fx.Node], found: Iterable[fx.Node], provenance: Provenance) -> Iterator[fx.Node]:
+    """Casts of an input that do nothing here and stand in the region's own code: in another dtype they act."""
+    calls = {origin.call.index for node in found if (origin := provenance.origin(node)) is not None}
+    for node in edges:
+        while node.target in _CASTS and (origin := provenance.origin(node)) is not None:
+            if origin.call.index not in calls:
+                break
+            yield node
+            node = node.all_input_nodes[0]
 
 
-def outside_users(numbers: Iterable[int], provenance: Provenance) -> list[fx.Node]:
-    """The exported nodes among these that some other node reads."""
-    inside = set(numbers)
-    found: list[fx.Node] = []
-    for number in sorted(inside):
-        node = provenance._nodes.get(number)
-        if node is not None and any(user.meta.get(NODE_KEY, -1) not in inside for user in node.users):
-            found.append(node)
-    return found
+def outside_users(numbers: Iterable[int], provenance: Provenance, but: Iterable[int] = ()) -> list[fx.Node]:
+    """The exported nodes among these that some other node, none of `but`, reads."""
+    nodes = [provenance.resolve(NodeRef(number)) for number in sorted(numbers)]
+    inside = {*numbers, *but}
+    return [node for node in nodes if node is not None and any(_is_outside(user, inside) for user in node.users)]
+
+
+def _is_outside(user: fx.Node, inside: set[int]) -> bool:
+    """Whether a reader counts: the checks that export adds read a value and give none."""
+    return user.target is not aten._assert_tensor_metadata.default and user.meta.get(NODE_KEY, -1) not in inside
 
 
 def writes_in_place(numbers: Iterable[int], provenance: Provenance) -> fx.Node | None:

@@ -44,10 +44,14 @@ class FunctionSource:
         code: The code object.
         file: The file that it stands in.
         node: Its syntax tree.
+        walrus: Names that it binds inside expressions.
+        checked: Why it cannot be rewritten; empty when it can, None when nobody has looked.
     """
 
     def __init__(self, code: CodeType, file: File, node: ast.FunctionDef) -> None:
         self.code = code
+        self.checked: str | None = None
+        self.walrus = {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
         self.file = file
         self.node = node
         self._parents: dict[ast.AST, ast.AST] = {}

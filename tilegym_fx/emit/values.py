@@ -167,7 +167,9 @@ class View:
     def _name(self, expr: ast.Name) -> Any:
         statement = self.source.statement(expr)
         assert statement is not None
-        if any(isinstance(n, ast.NamedExpr) and n.target.id == expr.id for n in ast.walk(statement)):
+        if expr.id in self.source.walrus and any(
+            isinstance(n, ast.NamedExpr) and n.target.id == expr.id for n in ast.walk(statement)
+        ):
             return OPAQUE
         env = self.before(statement)
         if expr.id in env:

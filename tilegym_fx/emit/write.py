@@ -205,6 +205,8 @@ def _class(variant: Variant, imports: Imports, header: Header) -> str:
         body = textwrap.indent(textwrap.dedent(text), "    ") if not text.startswith("    ") else text
         if text.startswith("        "):
             body = textwrap.indent(textwrap.dedent(text), "    ")
+        if method.source.node.name != method.owner.name:
+            body = f"{body.rstrip()}\n\n    {method.owner.name} = {method.source.node.name}"
         lines.append(("\n" if i else "") + f"    # {_link(method, header)}\n{body.rstrip()}")
     return "\n".join(lines)
 

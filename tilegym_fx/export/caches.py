@@ -29,7 +29,7 @@ def cache_name(model: nn.Module) -> str | None:
 
 @contextmanager
 def code_for_tracing() -> Iterator[None]:
-    """Let models take the way that they take under a trace, such as a product of experts that has no rule on meta."""
+    """Let models take the way that they take under a trace; not every other one works on meta."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilegym_fx.errors import ExportError, UnknownModelError
 from tilegym_fx.export import caches
-from tilegym_fx.export.trace import MODEL_ERRORS, ExportedGraph, describe, export_module
+from tilegym_fx.export.trace import MODEL_ERRORS, ExportedGraph, describe, export_module, unchanged
 from tilegym_fx.results import Phase
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _filled_cache(model: nn.Module, prompt: torch.Tensor, kwargs: dict[str, Any]
     on_meta = prompt.device.type == "meta"
     mode = nullcontext() if on_meta else FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with torch.no_grad(), mode, caches.code_for_tracing():
+        with torch.no_grad(), mode, unchanged(model), caches.code_for_tracing():
             results = model(input_ids=prompt, **kwargs)
     except MODEL_ERRORS as error:
         raise ExportError(f"{type(model).__name__} cannot fill its cache: {describe(error)}") from error

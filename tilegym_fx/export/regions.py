@@ -100,7 +100,7 @@ def drop_capture_noise(graph_module: GraphModule) -> int:
         if len(filled) == 1 < len(node.args[0]):
             count += _replace(node, filled[0])
     for node in graph.find_nodes(op="call_function", target=aten.detach_.default):
-        count += _replace(node, node.args[0])
+        count += _replace(node, node.all_input_nodes[0])
     if count:
         graph_module.recompile()
     return count
@@ -114,7 +114,7 @@ def _replace(node: Node, same: Node) -> int:
     gone = 1
     for operand in operands:
         if operand.op == "call_function" and not operand.users and operand.target in _LIFTS:
-            gone += _replace(operand, operand.args[0])
+            gone += _replace(operand, operand.all_input_nodes[0])
     return gone
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ MODEL_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError,
     TypeError, ValueError,
 )  # fmt: skip
+#: Where the classes of transformers live, and those of code that it loaded from elsewhere.
+_TRANSFORMERS = ("transformers.", "transformers_modules.")
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def export_module(
     inputs = dict(kwargs or {})
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(_unchanged(module))
+        stack.enter_context(unchanged(module))
         _enter_transformers(stack, module, inputs, static=dynamic_shapes is None)
         program = _trace(module, args, inputs, dynamic_shapes)
     traced = time.perf_counter()
@@ -95,7 +98,10 @@ def _trace(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> ExportedProgram:
     try:
-        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        with warnings.catch_warnings():
+            # That attributes were assigned does not matter: they are taken back.
+            warnings.filterwarnings("ignore", message=".*assigned during export")
+            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except MODEL_ERRORS as error:
         raise ExportError(f"{type(module).__name__} cannot be exported: {describe(error)}") from error
 
@@ -117,7 +123,7 @@ def _enter_transformers(
     stack: ExitStack, module: nn.Module, inputs: Mapping[str, Any], *, static: bool
 ) -> None:
     """What only models of transformers need; modules of other people never import it."""
-    if not any(cls.__module__.startswith("transformers.") for cls in type(module).__mro__):
+    if not any(type(part).__module__.startswith(_TRANSFORMERS) for part in module.modules()):
         return
     from tilegym_fx.export import caches
 
@@ -127,7 +133,7 @@ def _enter_transformers(
 
 
 @contextmanager
-def _unchanged(module: nn.Module) -> Iterator[None]:
+def unchanged(module: nn.Module) -> Iterator[None]:
     """Puts back every attribute, parameter and buffer that the body sets, adds or deletes in a module."""
     tables = [table for part in module.modules() for table in _tables(part)]
     before = [dict(table) for table in tables]

@@ -28,9 +28,10 @@ def constant_shape(shape: Any, what: str = "shape") -> tuple[int, ...]:
     Raises:
         TileTypeError: It is not.
     """
-    lengths = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+    lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     for length in lengths:
-        constant_int(length, what)
+        if type(length) is not int:
+            constant_int(length, what)
         if length <= 0 or length & (length - 1):
             raise TileTypeError(f"the length {length} in {what} {lengths} is not a positive power of two")
     return lengths
@@ -69,7 +70,7 @@ def index_tuple(index: Any, rank: int, what: object) -> list[int]:
     Raises:
         TileTypeError: Wrong number of indices, or no integers.
     """
-    items = index if isinstance(index, tuple | list) else (index,)
+    items = index if isinstance(index, (tuple, list)) else (index,)
     if len(items) != rank:
         raise TileTypeError(f"{len(items)} indices for {what!r} of rank {rank}")
     return [index_value(item) for item in items]

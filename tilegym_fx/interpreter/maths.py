@@ -119,7 +119,9 @@ def where(cond: Any, x: Any, y: Any) -> Tile:
     dtype = common_dtype(x, y)
     held = dtypes.TORCH[dtype]
     choice = as_tile(cond).data
-    first, second = (torch.as_tensor(operand(value, dtype), dtype=held) for value in (x, y))
+    first, second = operand(x, dtype), operand(y, dtype)
+    if not isinstance(first, torch.Tensor) and not isinstance(second, torch.Tensor):
+        first = torch.tensor(first, dtype=held)
     try:
         return Tile(torch.where(choice if choice.dtype == torch.bool else choice != 0, first, second), dtype)
     except RuntimeError as problem:
@@ -129,7 +131,7 @@ def where(cond: Any, x: Any, y: Any) -> Tile:
 def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
-    return tuple(axis_in(a, ndim) for a in (axis if isinstance(axis, tuple | list) else (axis,)))
+    return tuple(axis_in(a, ndim) for a in (axis if isinstance(axis, (tuple, list)) else (axis,)))
 
 
 def _pairwise(data: torch.Tensor, axis: int, combine: Callable[[Any, Any], torch.Tensor]) -> torch.Tensor:

@@ -199,7 +199,7 @@ def load(
         if padding_mode is ct.PaddingMode.UNDETERMINED or not check_bounds:
             raise OutOfBoundsError(
                 f"load of a tile of shape {full} at {index!r} crosses the edge of {array!r} with no padding",
-                advice="Pass padding_mode=ct.PaddingMode.ZERO and no check_bounds=False, or use a smaller tile",
+                advice="Pass padding_mode=ct.PaddingMode.ZERO, or use a smaller tile",
             )
         data = _padded(part, full, lengths, array.dtype, padding_mode)
     return Tile(data if wanted else data.reshape(()), array.dtype)
@@ -275,7 +275,7 @@ def places_of(
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
     """Index tensors of one shape and a bool tensor that says where memory is touched."""
     _require_array(array, what)
-    items = indices if isinstance(indices, tuple | list) else (indices,)
+    items = indices if isinstance(indices, (tuple, list)) else (indices,)
     if len(items) != array.ndim:
         raise TileTypeError(f"{what} with {len(items)} indices for {array!r}")
     tiles = [as_tile(item) for item in items]

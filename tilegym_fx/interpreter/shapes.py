@@ -72,7 +72,7 @@ def reshape(x: Any, shape: Any) -> Tile:
     """``ct.reshape``; one length may be -1."""
     tile = as_tile(x)
     lengths = tuple(
-        constant_int(n, "shape") for n in (shape if isinstance(shape, tuple | list) else (shape,))
+        constant_int(n, "shape") for n in (shape if isinstance(shape, (tuple, list)) else (shape,))
     )
     known = math.prod(n for n in lengths if n != -1)
     if lengths.count(-1) == 1 and known and tile.data.numel() % known == 0:

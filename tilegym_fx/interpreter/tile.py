@@ -23,7 +23,7 @@ from tilegym_fx.interpreter.errors import InterpreterError, TileTypeError
 NUMBERS = (bool, int, float)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity: a key of _result_dtypes
 class BinaryOp:
     """One binary operation, on tensors of one dtype and on Python integers.
 
@@ -276,9 +276,31 @@ def _promote_number(dtype: ct.DType, value: Any, force_float: bool) -> ct.DType:
 
 def operand(value: Any, dtype: ct.DType) -> Any:
     """The tensor (or number) that stands for ``value`` in an operation carried out in ``dtype``."""
-    if isinstance(value, Tile):
+    if type(value) is Tile:
         return value.data if value.dtype is dtype else dtypes.cast(value.data, dtype)
-    return dtypes.constant(value.value if isinstance(value, Scalar) else value, dtype)
+    return dtypes.constant(value.value if type(value) is Scalar else value, dtype)
+
+
+#: What _checked_dtype said for an operation on two kinds of operand; it only grows with the kinds in use.
+_result_dtypes: dict[tuple[BinaryOp, Any, Any], ct.DType] = {}
+
+
+def _kind(value: Any) -> Any:
+    """What decides the dtype of a result: the dtype, a constant's type, or None where its value counts."""
+    kind = type(value)
+    if kind is Tile or kind is Scalar:
+        return value.dtype
+    return None if kind is int and not 0 <= value <= 127 else kind
+
+
+def _result_dtype(op: BinaryOp, x: Any, y: Any) -> ct.DType:
+    key = (op, _kind(x), _kind(y))
+    dtype = _result_dtypes.get(key)
+    if dtype is None:
+        dtype = _checked_dtype(op, x, y)
+        if None not in key:
+            _result_dtypes[key] = dtype
+    return dtype
 
 
 def binary(op: BinaryOp, x: Any, y: Any) -> Any:
@@ -287,9 +309,9 @@ def binary(op: BinaryOp, x: Any, y: Any) -> Any:
     Raises:
         TileTypeError: Dtypes that do not mix, or shapes that do not broadcast.
     """
-    if not isinstance(x, Tile) and not isinstance(y, Tile):
+    if type(x) is not Tile and type(y) is not Tile:
         return _binary_of_scalars(op, x, y)
-    dtype = _checked_dtype(op, x, y)
+    dtype = _result_dtype(op, x, y)
     try:
         data = op.tensors(operand(x, dtype), operand(y, dtype))
     except RuntimeError as problem:
@@ -321,11 +343,11 @@ def _checked_dtype(op: BinaryOp, x: Any, y: Any) -> ct.DType:
 
 
 def _binary_of_scalars(op: BinaryOp, x: Any, y: Any) -> Any:
-    x_number = x.value if isinstance(x, Scalar) else x
-    y_number = y.value if isinstance(y, Scalar) else y
-    if not isinstance(x, Scalar) and not isinstance(y, Scalar):
+    x_number = x.value if type(x) is Scalar else x
+    y_number = y.value if type(y) is Scalar else y
+    if type(x) is not Scalar and type(y) is not Scalar:
         return op.numbers(x_number, y_number)
-    dtype = _checked_dtype(op, x, y)
+    dtype = _result_dtype(op, x, y)
     if op.kind == "compare":
         return op.numbers(x_number, y_number)
     if dtypes.category(dtype) == dtypes.FLOAT:

@@ -1,7 +1,8 @@
 """The normal form: one flat list of small named passes, the same for patterns and for models.
 
-The result is still an ordinary, executable ATen graph; every pass keeps the values bit for bit (``rsqrt`` apart,
-which may differ in the last place from ``1 / sqrt``). ``node.meta["origins"]`` tells which exported values a node has.
+The result is still an ordinary, executable ATen graph; every pass keeps the values bit for bit (``rsqrt``
+apart, which may differ in the last place from ``1 / sqrt``). ``node.meta["origins"]`` tells which exported
+values a node has.
 """
 
 from __future__ import annotations
@@ -44,9 +45,14 @@ PASSES: tuple[GraphPass, ...] = (
 
 _MAX_ROUNDS = 8
 _ERASED = {
-    aten.alias.default, aten.square.default, aten.t.default, aten._to_copy.default, aten.mul.Scalar,
-    aten.add.Scalar, aten._assert_tensor_metadata.default,
-}  # fmt: skip
+    aten.alias.default,
+    aten.square.default,
+    aten.t.default,
+    aten._to_copy.default,
+    aten.mul.Scalar,
+    aten.add.Scalar,
+    aten._assert_tensor_metadata.default,
+}
 
 
 def normalize(graph: Graph) -> int:

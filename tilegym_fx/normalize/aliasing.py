@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
 
 aten = torch.ops.aten
 
 #: Ops that may return their input itself although their schema does not say so in every overload.
 MAY_ALIAS = {
-    aten.reshape.default, aten.contiguous.default, aten.to.dtype, aten.to.device, aten.to.dtype_layout,
-    aten.to.other, aten.type_as.default, aten.flatten.using_ints, aten.dropout.default,
-}  # fmt: skip
+    aten.reshape.default,
+    aten.contiguous.default,
+    aten.to.dtype,
+    aten.to.device,
+    aten.to.dtype_layout,
+    aten.to.other,
+    aten.type_as.default,
+    aten.flatten.using_ints,
+    aten.dropout.default,
+    aten.feature_dropout.default,
+    aten.alpha_dropout.default,
+    aten.einsum.default,
+    aten.broadcast_tensors.default,
+    aten.meshgrid.default,
+    aten.meshgrid.indexing,
+    aten.atleast_1d.default,
+    aten.atleast_2d.default,
+    aten.atleast_3d.default,
+}
 
 
 def _schema(node: Node) -> torch._C.FunctionSchema | None:
@@ -21,14 +39,19 @@ def _schema(node: Node) -> torch._C.FunctionSchema | None:
 
 
 def written_args(node: Node) -> list[Node]:
-    """The arguments that the call writes in place, by schema (never by name)."""
+    """The arguments that the call writes in place, by schema (never by name).
+
+    A higher-order operator has none: it counts as writing all that it gets.
+    """
     schema = _schema(node)
+    if node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
+        return node.all_input_nodes
     if schema is None or not schema.is_mutable:
         return []
     out = []
     for i, arg in enumerate(schema.arguments):
         if arg.alias_info is not None and arg.alias_info.is_write:
-            value = node.args[i] if i < len(node.args) else node.kwargs.get(arg.name)
+            value: Any = node.args[i] if i < len(node.args) else node.kwargs.get(arg.name)
             out += [value] if isinstance(value, Node) else [v for v in value or () if isinstance(v, Node)]
     return out
 
@@ -39,7 +62,7 @@ def _aliased_args(node: Node) -> list[Node]:
         return []
     if schema is None:
         # operator.getitem and friends: the result is (part of) the argument
-        return [a for a in node.args if isinstance(a, Node)] if node.op == "call_function" else []
+        return node.all_input_nodes if node.op == "call_function" else []
     if node.target in MAY_ALIAS or any(r.alias_info is not None for r in schema.returns):
         return node.all_input_nodes
     return []
@@ -48,8 +71,8 @@ def _aliased_args(node: Node) -> list[Node]:
 class Writes:
     """In-place writes of a graph, by memory root.
 
-    A *root* is the node that brought a piece of memory into the graph. ``epoch`` numbers the writes to a node's
-    roots that come before a position: two reads see the same bytes only if their epochs are equal.
+    A *root* is the node that brought a piece of memory into the graph. ``epoch`` numbers the writes to a
+    node's roots that come before a position: two reads see the same bytes only if their epochs are equal.
     """
 
     def __init__(self, graph: Graph):
@@ -64,6 +87,10 @@ class Writes:
             for arg in written_args(node):
                 for root in self._roots[arg]:
                     self._writes[root].append(position)
+        returned = next((node for node in reversed(graph.nodes) if node.op == "output"), None)
+        self._returned = frozenset[Node]().union(
+            *(self._roots[a] for a in (returned.all_input_nodes if returned else ()))
+        )
 
     def __bool__(self) -> bool:
         return bool(self._writes)
@@ -71,6 +98,22 @@ class Writes:
     def touched(self, node: Node) -> bool:
         """Whether memory that the node's value may live in is written anywhere in the graph."""
         return bool(self._writes) and any(root in self._writes for root in self._roots.get(node, ()))
+
+    def roots(self, node: Node) -> frozenset[Node]:
+        """The nodes whose memory the node's value may live in; none for a node newer than this record."""
+        return self._roots.get(node, frozenset())
+
+    def may_stand_for(self, source: Node, copy: Node) -> bool:
+        """Whether ``source`` may take the place of an equal value in memory of its own.
+
+        Nobody may write either of them, the caller included: of two values that he gets, or gave, neither
+        becomes an alias of the other.
+        """
+        if self.touched(source) or self.touched(copy):
+            return False
+        if not any(user.op == "output" for user in copy.users):
+            return True
+        return not any(r.op != "call_function" or r in self._returned for r in self.roots(source))
 
     def epoch(self, value: Node, reader: Node) -> int:
         """How many writes to the value's memory come before the reader."""

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.fx import Graph, Node
 
-from .edit import aten, calls, fake_call, insert, is_tensor, replace, take_over, val
+from .aliasing import Writes
+from .edit import args_of, aten, calls, fake_call, insert, is_tensor, replace, take_over, val
 
-_SCALAR_FORMS = {
-    aten.add.Scalar: aten.add.Tensor, aten.sub.Scalar: aten.sub.Tensor,
-    aten.mul.Scalar: aten.mul.Tensor, aten.div.Scalar: aten.div.Tensor,
-}  # fmt: skip
+_SCALAR_FORMS: dict[Any, Any] = {
+    aten.add.Scalar: aten.add.Tensor,
+    aten.sub.Scalar: aten.sub.Tensor,
+    aten.mul.Scalar: aten.mul.Tensor,
+    aten.div.Scalar: aten.div.Tensor,
+}
 
 
 def tensor_overloads(graph: Graph) -> int:
     """``mul.Scalar`` and its like become ``mul.Tensor`` with a number."""
     changed = 0
     for node in calls(graph, set(_SCALAR_FORMS)):
+        if len(node.args) != 2 or node.kwargs:  # a factor (alpha) is not part of the simple form
+            continue
         replace(node, _SCALAR_FORMS[node.target], node.args)
         changed += 1
     return changed
@@ -25,7 +32,9 @@ def number_last(graph: Graph) -> int:
     """``2 * x`` and ``2 + x`` become ``x * 2`` and ``x + 2``."""
     changed = 0
     for node in calls(graph, {aten.add.Tensor, aten.mul.Tensor}):
-        if len(node.args) == 2 and not isinstance(node.args[0], Node) and isinstance(node.args[1], Node):
+        if node.kwargs or len(node.args) != 2:
+            continue
+        if not isinstance(node.args[0], Node) and isinstance(node.args[1], Node):
             node.args = (node.args[1], node.args[0])
             changed += 1
     return changed
@@ -33,41 +42,48 @@ def number_last(graph: Graph) -> int:
 
 def drop_identities(graph: Graph) -> int:
     """``x * 1``, ``x / 1``, ``x + 0`` and ``x - 0`` are ``x`` where the dtype stays."""
-    neutral = {aten.mul.Tensor: 1, aten.div.Tensor: 1, aten.add.Tensor: 0, aten.sub.Tensor: 0}
+    neutral: dict[Any, int] = {aten.mul.Tensor: 1, aten.div.Tensor: 1, aten.add.Tensor: 0, aten.sub.Tensor: 0}
+    writes = Writes(graph)
     changed = 0
     for node in calls(graph, set(neutral)):
         source, other = node.args[:2]
-        if isinstance(other, int | float) and other == neutral[node.target] and isinstance(source, Node):
-            if is_tensor(val(source)) and val(source).dtype == val(node).dtype and not _is_returned_copy(node):
-                take_over(node, source)
-                changed += 1
+        if (
+            not isinstance(source, Node)
+            or not is_tensor(val(source))
+            or not writes.may_stand_for(source, node)
+        ):
+            continue
+        is_neutral = isinstance(other, int | float) and other == neutral[node.target]
+        if is_neutral and val(source).dtype == val(node).dtype:
+            take_over(node, source)
+            changed += 1
     return changed
-
-
-def _is_returned_copy(node: Node) -> bool:
-    return any(user.op == "output" for user in node.users)
 
 
 def one_square(graph: Graph) -> int:
     """``x ** 2`` and ``square(x)`` become ``x * x``."""
     changed = 0
     for node in calls(graph, {aten.pow.Tensor_Scalar, aten.square.default}):
-        if node.target is aten.square.default or node.args[1] == 2:
-            if val(node.args[0]).dtype == val(node).dtype:
-                replace(node, aten.mul.Tensor, (node.args[0], node.args[0]))
-                changed += 1
+        source = args_of(node)[0]
+        is_square = node.target is aten.square.default or node.args[1] == 2
+        if is_square and val(source).dtype == val(node).dtype:
+            replace(node, aten.mul.Tensor, (source, source))
+            changed += 1
     return changed
 
 
 def one_rsqrt(graph: Graph) -> int:
-    """``x ** -0.5``, ``1 / sqrt(x)`` and ``reciprocal(sqrt(x))`` become ``rsqrt(x)``."""
+    """``x ** -0.5`` and ``reciprocal(sqrt(x))`` become ``rsqrt(x)``; ``y / sqrt(x)`` stays: it rounds once.
+
+    ``1 / sqrt(x)`` is traced as ``reciprocal(sqrt(x)) * 1``, whose product is dropped as an identity.
+    """
     changed = 0
-    for node in calls(graph, {aten.pow.Tensor_Scalar, aten.reciprocal.default, aten.mul.Tensor, aten.div.Tensor}):
+    for node in calls(graph, {aten.pow.Tensor_Scalar, aten.reciprocal.default}):
         source = _inverse_root_of(node)
         if source is not None:
             replace(node, aten.rsqrt.default, (source,))
             changed += 1
-    return changed + _divide_by_root(graph)
+    return changed
 
 
 def _inverse_root_of(node: Node) -> Node | None:
@@ -80,22 +96,11 @@ def _inverse_root_of(node: Node) -> Node | None:
     return None
 
 
-def _divide_by_root(graph: Graph) -> int:
-    """``mul(reciprocal(sqrt(v)), 1)`` is how ``1 / sqrt(v)`` is traced; ``x / sqrt(v)`` stays: it rounds once."""
-    changed = 0
-    for node in calls(graph, {aten.mul.Tensor}):
-        source, number = node.args[0], node.args[1] if len(node.args) > 1 else None
-        if number == 1 and isinstance(source, Node) and source.target is aten.rsqrt.default:
-            take_over(node, source)
-            changed += 1
-    return changed
-
-
 def split_rsub(graph: Graph) -> int:
     """``rsub(x, y)`` becomes ``y - x`` for tensors."""
     changed = 0
     for node in calls(graph, {aten.rsub.Tensor}):
-        if len(node.args) == 2:
+        if len(node.args) == 2 and not node.kwargs:
             replace(node, aten.sub.Tensor, (node.args[1], node.args[0]))
             changed += 1
     return changed
@@ -105,12 +110,14 @@ def one_addmm(graph: Graph) -> int:
     """``addmm``, ``mm`` and ``matmul`` with a 2-D weight become ``linear``, transposing the weight's view."""
     changed = 0
     for node in calls(graph, {aten.addmm.default, aten.mm.default, aten.matmul.default}):
-        bias, x, weight = node.args if node.target is aten.addmm.default else (None, *node.args)
+        bias, x, weight = args_of(node) if node.target is aten.addmm.default else (None, *args_of(node))
         if node.kwargs or not isinstance(weight, Node) or not _is_weight(weight) or not is_tensor(val(x)):
             continue
-        if bias is not None and val(bias).dim() != 1 or val(x).dim() < 2:
+        if (bias is not None and val(bias).dim() != 1) or val(x).dim() < 2:
             continue
-        rows = insert(node, aten.transpose.int, (weight, -1, -2), fake_call(aten.transpose.int, (weight, -1, -2)))
+        rows = insert(
+            node, aten.transpose.int, (weight, -1, -2), fake_call(aten.transpose.int, (weight, -1, -2))
+        )
         args = (x, rows) if bias is None else (x, rows, bias)
         replace(node, aten.linear.default, args)
         changed += 1
@@ -128,7 +135,7 @@ def explicit_scale(graph: Graph) -> int:
     """``scaled_dot_product_attention`` gets the scale that it would compute itself."""
     changed = 0
     for node in calls(graph, {aten.scaled_dot_product_attention.default}):
-        width = val(node.args[0]).shape[-1]
+        width = val(args_of(node)[0]).shape[-1]
         if node.kwargs.get("scale") is None and isinstance(width, int):
             node.kwargs = {**node.kwargs, "scale": width**-0.5}
             changed += 1

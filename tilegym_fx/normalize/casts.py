@@ -10,9 +10,14 @@ from .edit import aten, calls, fake_call, insert, is_tensor, replace, same_devic
 
 CAST = aten.to.dtype
 _CASTS = {
-    CAST, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default, aten._to_copy.default,
+    CAST,
+    aten.to.device,
+    aten.to.dtype_layout,
+    aten.to.other,
+    aten.type_as.default,
+    aten._to_copy.default,
     torch.ops.prims.convert_element_type.default,
-}  # fmt: skip
+}
 _PROMOTING = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
 
 
@@ -22,12 +27,16 @@ def one_cast(graph: Graph) -> int:
     changed = 0
     for node in calls(graph, _CASTS):
         source = node.args[0]
-        if not isinstance(source, Node) or not is_tensor(val(source)) or not same_device(val(source), val(node)):
+        if (
+            not isinstance(source, Node)
+            or not is_tensor(val(source))
+            or not same_device(val(source), val(node))
+        ):
             continue
         if val(source).layout != val(node).layout or writes.touched(node):
             continue
         if val(source).dtype == val(node).dtype:
-            if node.target is not aten._to_copy.default or not any(u.op == "output" for u in node.users):
+            if not _is_copy(node) or writes.may_stand_for(source, node):
                 take_over(node, source)
                 changed += 1
         elif node.target is not CAST or len(node.args) > 2 or node.kwargs:
@@ -36,14 +45,24 @@ def one_cast(graph: Graph) -> int:
     return changed
 
 
+def _is_copy(node: Node) -> bool:
+    """Whether the conversion gives new memory even where it changes nothing."""
+    if node.target in (aten._to_copy.default, torch.ops.prims.convert_element_type.default):
+        return True
+    return any(a is True for a in (*node.args[2:], *node.kwargs.values()))
+
+
 def drop_round_trips(graph: Graph) -> int:
     """``x.to(wider).to(x.dtype)`` is ``x``, bit for bit."""
+    writes = Writes(graph)
     changed = 0
     for node in calls(graph, {CAST}):
         wide = node.args[0]
         if not isinstance(wide, Node) or wide.target is not CAST or not isinstance(wide.args[0], Node):
             continue
         source = wide.args[0]
+        if not writes.may_stand_for(source, node):
+            continue
         if val(source).dtype == val(node).dtype and _holds(val(wide).dtype, val(source).dtype):
             take_over(node, source)
             changed += 1

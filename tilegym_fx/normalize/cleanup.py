@@ -17,9 +17,12 @@ _ASSERTS = {
     aten._assert_async.msg,
 }
 _COPIES = {
-    aten.alias.default, aten.contiguous.default, aten.clone.default,
-    aten.lift_fresh_copy.default, aten.detach.default,
-}  # fmt: skip
+    aten.alias.default,
+    aten.contiguous.default,
+    aten.clone.default,
+    aten.lift_fresh_copy.default,
+    aten.detach.default,
+}
 _DROPOUTS = {aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default}
 _RANDOM = {"dropout", "rand", "randn", "randint", "bernoulli", "multinomial", "normal", "uniform", "rrelu"}
 
@@ -61,7 +64,11 @@ def _positional(node: Node, schema: torch._C.FunctionSchema) -> tuple[Any, ...] 
             values.append(argument.default_value)
         else:
             return None
-    while values and arguments[len(values) - 1].has_default_value() and _same(values[-1], arguments[len(values) - 1]):
+    while (
+        values
+        and arguments[len(values) - 1].has_default_value()
+        and _same(values[-1], arguments[len(values) - 1])
+    ):
         values.pop()
     return tuple(values)
 
@@ -80,7 +87,7 @@ def drop_copies(graph: Graph) -> int:
     changed = 0
     for node in calls(graph, _COPIES):
         source = node.args[0]
-        if not isinstance(source, Node) or writes.touched(source) or writes.touched(node) or _returned(node):
+        if not isinstance(source, Node) or not _may_go(node, source, writes):
             continue
         if node.target is aten.detach.default and val(source).requires_grad:
             continue
@@ -89,8 +96,10 @@ def drop_copies(graph: Graph) -> int:
     return changed
 
 
-def _returned(node: Node) -> bool:
-    return node.target is not aten.alias.default and any(u.op == "output" for u in node.users)
+def _may_go(node: Node, source: Node, writes: Writes) -> bool:
+    if node.target is aten.alias.default:
+        return not writes.touched(node)
+    return writes.may_stand_for(source, node)
 
 
 def drop_dropout(graph: Graph) -> int:
@@ -114,7 +123,7 @@ def merge_duplicates(graph: Graph) -> int:
         if key is None:
             continue
         first = seen.setdefault(key, node)
-        if first is not node:
+        if first is not node and writes.may_stand_for(first, node):
             take_over(node, first)
             changed += 1
     return changed

@@ -1,7 +1,7 @@
 """Editing an ATen graph so that values keep their meta and their origins.
 
-``node.meta["origins"]`` holds the names of the exported nodes whose *value* the node has: an edit that puts an
-equal value in another place carries them over, an edit that drops a value drops them.
+``node.meta["origins"]`` holds the names of the exported nodes whose *value* the node has: an edit that puts
+an equal value in another place carries them over, an edit that drops a value drops them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ GraphPass = Callable[[Graph], int]
 def val(node: Node) -> Any:
     """The fake tensor (or SymInt, or tuple of them) that the node computes."""
     return node.meta.get("val")
+
+
+def args_of(node: Node) -> tuple[Any, ...]:
+    """The node's positional arguments; which types they have is the op's affair."""
+    return node.args
 
 
 def calls(graph: Graph, targets: Sequence[Any] | set[Any]) -> Iterator[Node]:
@@ -67,7 +72,9 @@ def replace(node: Node, target: Any, args: tuple[Any, ...]) -> Node:
 def fake_call(target: Any, args: tuple[Any, ...]) -> Any:
     """What ``target`` gives on the fake values of ``args``."""
     values = torch.fx.map_arg(args, val)
-    mode = next((v.fake_mode for v in torch.utils._pytree.tree_leaves(values) if hasattr(v, "fake_mode")), None)
+    mode = next(
+        (v.fake_mode for v in torch.utils._pytree.tree_leaves(values) if hasattr(v, "fake_mode")), None
+    )
     if mode is None:
         return target(*values)
     with mode:
@@ -75,14 +82,16 @@ def fake_call(target: Any, args: tuple[Any, ...]) -> Any:
 
 
 def size_args(node: Node, shape: Sequence[Any], source: Node) -> list[Any] | None:
-    """``shape`` as arguments for a reshape before ``node``: ints, sizes of ``source``, at most one -1; else None."""
+    """``shape`` as a reshape's arguments before ``node``: ints, ``source``'s sizes, at most one -1."""
     out: list[Any] = []
     source_shape = val(source).shape
     for size in shape:
         if isinstance(size, int):
             out.append(size)
             continue
-        dim = next((d for d, s in enumerate(source_shape) if not isinstance(s, int) and same_size(s, size)), None)
+        dim = next(
+            (d for d, s in enumerate(source_shape) if not isinstance(s, int) and same_size(s, size)), None
+        )
         if dim is not None:
             out.append(insert(node, aten.sym_size.int, (source, dim), size))
         elif -1 not in out:

@@ -8,17 +8,43 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from .aliasing import Writes
-from .edit import aten, calls, fake_call, insert, is_tensor, replace, same_size, shape_key, size_args, take_over, val
+from .edit import (
+    args_of,
+    aten,
+    calls,
+    fake_call,
+    insert,
+    is_tensor,
+    replace,
+    same_size,
+    shape_key,
+    size_args,
+    take_over,
+    val,
+)
 
 RESHAPES = {
-    aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints,
-    aten.unflatten.int, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.unsqueeze.default,
-    aten.view_as.default, aten.reshape_as.default,
-}  # fmt: skip
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.flatten.using_ints,
+    aten.unflatten.int,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.squeeze.default,
+    aten.unsqueeze.default,
+    aten.view_as.default,
+    aten.reshape_as.default,
+}
 _SPLITS = {
-    aten.chunk.default, aten.split.Tensor, aten.split.sizes, aten.split_with_sizes.default, aten.unbind.int,
-    aten.unsafe_chunk.default, aten.unsafe_split.Tensor,
-}  # fmt: skip
+    aten.chunk.default,
+    aten.split.Tensor,
+    aten.split.sizes,
+    aten.split_with_sizes.default,
+    aten.unbind.int,
+    aten.unsafe_chunk.default,
+    aten.unsafe_split.Tensor,
+}
 _DIM_NAMES = {"dim", "dim0", "dim1"}
 
 
@@ -60,9 +86,15 @@ def _negative(value: Any, rank: int) -> Any:
 
 
 def one_transpose(graph: Graph) -> int:
-    """``t``, ``mT``, ``permute`` and ``swapaxes`` of two dims become ``transpose`` with the later dim first."""
+    """``t``, ``T``, ``permute`` and ``swapaxes`` of two dims become ``transpose``, the later dim first."""
     changed = 0
-    forms = {aten.t.default, aten.permute.default, aten.transpose.int, aten.numpy_T.default, aten.swapaxes.default}
+    forms = {
+        aten.t.default,
+        aten.permute.default,
+        aten.transpose.int,
+        aten.numpy_T.default,
+        aten.swapaxes.default,
+    }
     for node in calls(graph, forms):
         dims = _swapped(node)
         if dims is not None and (node.target is not aten.transpose.int or node.args[1:] != dims):
@@ -76,10 +108,10 @@ def _swapped(node: Node) -> tuple[int, int] | None:
     if node.target in (aten.t.default, aten.numpy_T.default):
         return (-1, -2) if rank == 2 else None
     if node.target is aten.permute.default:
-        order = [d % rank for d in node.args[1]]
+        order = [d % rank for d in args_of(node)[1]]
         moved = [i for i, d in enumerate(order) if i != d]
         return (moved[1] - rank, moved[0] - rank) if len(moved) == 2 else None
-    low, high = sorted(d if d < 0 else d - rank for d in node.args[1:3])
+    low, high = sorted(d if d < 0 else d - rank for d in args_of(node)[1:3])
     return high, low
 
 
@@ -96,7 +128,7 @@ def splits_to_slices(graph: Graph) -> int:
 
 
 def _slice_part(node: Node, parts: Node, index: int) -> int:
-    source, dim = parts.args[0], _split_dim(parts)
+    source, dim = args_of(parts)[0], _split_dim(parts)
     sizes = [1 if parts.target is aten.unbind.int else p.shape[dim] for p in val(parts)]
     if not all(isinstance(s, int) for s in sizes):
         return 0
@@ -106,19 +138,20 @@ def _slice_part(node: Node, parts: Node, index: int) -> int:
     return 1
 
 
-def _split_dim(parts: Node) -> int:
+def _split_dim(parts: Node) -> Any:
     position = 1 if parts.target is aten.unbind.int else 2
-    dim = parts.args[position] if len(parts.args) > position else parts.kwargs.get("dim", 0)
-    rank = val(parts.args[0]).dim()
+    args: dict[int, Any] = dict(enumerate(parts.args))
+    dim: Any = args.get(position, parts.kwargs.get("dim", 0))
+    rank = val(args[0]).dim()
     return dim if dim < 0 else dim - rank
 
 
 def _slice_select(node: Node) -> int:
-    source, dim, start = node.args[:3]
+    source, dim, start = args_of(node)[:3]
     rank = val(source).dim()
     dim = dim if dim < 0 else dim - rank
     size = val(source).shape[dim]
-    length = node.args[3] if node.target is aten.narrow.default else 1
+    length = args_of(node)[3] if node.target is aten.narrow.default else 1
     if not all(isinstance(v, int) for v in (start, size, length)):
         return 0
     start %= size
@@ -165,7 +198,7 @@ def plain_slices(graph: Graph) -> int:
 
 
 def _slice_args(node: Node) -> tuple[Node, int, Any, Any, int]:
-    source, dim, start, end, step = (*node.args, *(0, 0, None, None, 1)[len(node.args) :])[:5]
+    source, dim, start, end, step = (*args_of(node), *(0, 0, None, None, 1)[len(node.args) :])[:5]
     dim = dim if dim < 0 else dim - val(source).dim()
     return source, dim, 0 if start is None else start, 2**63 - 1 if end is None else end, step
 
@@ -177,7 +210,7 @@ def one_reshape(graph: Graph) -> int:
     for node in calls(graph, RESHAPES):
         if writes.touched(node):
             continue
-        source = node.args[0]
+        source = args_of(node)[0]
         while isinstance(source, Node) and source.target in RESHAPES:
             source = source.args[0]
         changed += _reshape(node, source)
@@ -194,14 +227,18 @@ def _reshape(node: Node, source: Node) -> int:
     if node.target is aten.reshape.default and source is node.args[0] and not _has_wildcard(node, shape):
         return 0
     sizes = size_args(node, shape, source)
-    if sizes is None or (node.target is aten.reshape.default and list(node.args[1]) == sizes and node.args[0] is source):
+    if sizes is None or (
+        node.target is aten.reshape.default and list(args_of(node)[1]) == sizes and node.args[0] is source
+    ):
         return 0
     replace(node, aten.reshape.default, (source, sizes))
     return 1
 
 
 def _has_wildcard(node: Node, shape: Any) -> bool:
-    return -1 in [s for s in node.args[1] if isinstance(s, int)] and all(isinstance(s, int) for s in shape)
+    return -1 in [s for s in args_of(node)[1] if isinstance(s, int)] and all(
+        isinstance(s, int) for s in shape
+    )
 
 
 def plain_expands(graph: Graph) -> int:
@@ -209,14 +246,14 @@ def plain_expands(graph: Graph) -> int:
     changed = 0
     writes = Writes(graph)
     for node in calls(graph, {aten.expand.default, aten.expand_as.default, aten.broadcast_to.default}):
-        source, shape = node.args[0], val(node).shape
+        source, shape = args_of(node)[0], val(node).shape
         if writes.touched(node):
             continue
         if shape_key(val(source).shape) == shape_key(shape):
             take_over(node, source)
             changed += 1
         elif all(isinstance(s, int) for s in shape) and (
-            node.target is not aten.expand.default or list(node.args[1]) != list(shape)
+            node.target is not aten.expand.default or list(args_of(node)[1]) != list(shape)
         ):
             replace(node, aten.expand.default, (source, list(shape)))
             changed += 1
@@ -230,7 +267,7 @@ def linear_keeps_rank(graph: Graph) -> int:
         flat = node.args[0]
         if not isinstance(flat, Node) or flat.target is not aten.reshape.default or len(node.users) != 1:
             continue
-        source, back = flat.args[0], next(iter(node.users))
+        source, back = args_of(flat)[0], next(iter(node.users))
         if back.target is aten.reshape.default and _same_leading(source, back):
             value = val(back)
             new = insert(node, aten.linear.default, (source, *node.args[1:]), value, like=node)
@@ -248,5 +285,3 @@ def _same_leading(source: Node, back: Node) -> bool:
 def view_nodes() -> set[Any]:
     """Targets that read no memory and write none, in the normal form."""
     return {*RESHAPES, aten.slice.Tensor, aten.transpose.int, aten.permute.default, aten.expand.default}
-
-

@@ -1,0 +1,256 @@
+"""emit: what is written is right, what cannot be written is refused with a reason, and no text is wrong."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import emit_modules
+import pytest
+import torch
+from torch import nn
+
+from tilegym_fx import apply as patching
+from tilegym_fx import inventory, ops, pipeline, provenance
+from tilegym_fx.emit import EmitResult, emit, why_not
+from tilegym_fx.normalize import normalize
+from tilegym_fx.results import Match, Site
+
+WIDTH = emit_modules.WIDTH
+
+
+def matches_of(model: nn.Module, args: Any = (), kwargs: Any = None) -> tuple[list[Match], provenance.Provenance]:
+    """The largest non-overlapping Matches that can be written, else the largest ones, in graph order."""
+    exported, record = provenance.record(model, args, kwargs)
+    graph = copy.deepcopy(exported.graph_module).graph
+    normalize(graph)
+    found, _ = pipeline.matcher_for(inventory.load()).match(graph, lambda node: Site())
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    chosen: list[Match] = []
+    taken: set[Any] = set()
+    for wanted in (True, False):
+        for match in sorted(found, key=lambda m: (-len(m.nodes), m.definition, position[m.nodes[-1]])):
+            if taken.isdisjoint(match.nodes) and (why_not(match, record) is None) == wanted:
+                taken.update(match.nodes)
+                chosen.append(match)
+    return sorted(chosen, key=lambda m: position[m.nodes[-1]]), record
+
+
+def emitted(model: nn.Module, args: Any = (), kwargs: Any = None) -> EmitResult:
+    ops.register(inventory.load())
+    matches, record = matches_of(model, args, kwargs)
+    return emit(matches, record, model)
+
+
+def counts(result: EmitResult) -> dict[str, int]:
+    return dict(Counter(written.match.definition for written in result.written))
+
+
+def method(result: EmitResult, cls: str) -> str:
+    """The text of one emitted class."""
+    start = result.text.index(f"class {cls}(")
+    return result.text[start:].split("\n\n\n")[0]
+
+
+def tensors(count: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(7)
+    return tuple(torch.randn(2, 3, WIDTH, generator=generator) for _ in range(count))
+
+
+def assert_same(model: nn.Module, result: EmitResult, *calls: Callable[[nn.Module], Any]) -> None:
+    """Each call gives the same, to the last bit, before and after the text is applied, and again after restore."""
+    before = [_flat(call(model)) for call in calls]
+    module = patching.load(result.text)
+    patching.apply(module, model)
+    after = [_flat(call(model)) for call in calls]
+    patching.restore(model)
+    again = [_flat(call(model)) for call in calls]
+    for one, two, three in zip(before, after, again, strict=True):
+        assert len(one) == len(two) == len(three)
+        for left, right, last in zip(one, two, three, strict=True):
+            torch.testing.assert_close(left, right, rtol=0, atol=0)
+            torch.testing.assert_close(left, last, rtol=0, atol=0)
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value.detach().clone()]
+    return [leaf for item in value for leaf in _flat(item)]
+
+
+def run(*args: Any, seed: int = 0, train: bool = False, **kwargs: Any) -> Callable[[nn.Module], Any]:
+    """A call with fresh copies of the tensors."""
+
+    def call(model: nn.Module) -> Any:
+        torch.manual_seed(seed)
+        model.train(train)
+        return model(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+
+    return call
+
+
+def test_add_and_norm_become_one_statement_with_the_authors_expressions() -> None:
+    model = emit_modules.Plain()
+    x, residual = tensors(2)
+    result = emitted(model, (x, residual))
+    assert counts(result) == {"add_rms_norm": 1}
+    assert (
+        "x, residual = tilegym_fx.ops.add_rms_norm(x, residual, self.norm.weight, self.norm.variance_epsilon)\n"
+        in method(result, "Plain")
+    )
+    assert_same(model, result, run(x, residual))
+
+
+def test_norm_alone_becomes_one_return() -> None:
+    model = emit_modules.TwoEps()
+    (x,) = tensors(1)
+    result = emitted(model, (x,))
+    assert counts(result) == {"rms_norm": 2}
+    assert method(result, "Norm").endswith(
+        "return tilegym_fx.ops.rms_norm(hidden_states, self.weight, self.variance_epsilon)"
+    )
+    assert_same(model, result, run(x))
+
+
+def test_gate_in_three_statements_keeps_the_statement_in_between() -> None:
+    model = emit_modules.Separate()
+    (x,) = tensors(1)
+    result = emitted(model, (x,))
+    assert counts(result) == {"linear": 2, "silu_mul": 1}
+    assert "up = tilegym_fx.ops.linear(x, self.up.weight)" in method(result, "Separate")
+    assert "return tilegym_fx.ops.silu_mul(tilegym_fx.ops.linear(x, self.gate.weight), up)" in method(
+        result, "Separate"
+    )
+    assert_same(model, result, run(x))
+
+
+def test_other_bytes_of_a_function_are_kept() -> None:
+    model = emit_modules.NoGrad()
+    (x,) = tensors(1)
+    result = emitted(model, (x,))
+    text = method(result, "NoGrad")
+    assert "    @torch.no_grad()\n    def forward(self, x: Tensor) -> Tensor:\n        # keep this comment\n" in text
+    assert text.endswith("return tilegym_fx.ops.rms_norm(x, self.weight, 1e-06)  # and this one")
+    assert_same(model, result, run(x))
+
+
+def test_class_with_two_kinds_of_constants_gets_two_methods() -> None:
+    model = emit_modules.TwoKinds()
+    (x,) = tensors(1)
+    result = emitted(model, (x,))
+    assert counts(result) == {"rms_norm": 3}
+    assert "class EpsByName(" in result.text
+    assert "class EpsByName2(" in result.text
+    assert 'paths=("parts.0", "parts.2"),' in result.text
+    assert_same(model, result, run(x))
+
+
+def test_text_is_the_same_twice() -> None:
+    x, residual = tensors(2)
+    one = emitted(emit_modules.Plain(), (x, residual)).text
+    two = emitted(emit_modules.Plain(), (x, residual)).text
+    assert one == two
+
+
+def test_module_shared_by_two_parents_is_rewritten_once() -> None:
+    model = emit_modules.Shared()
+    (x,) = tensors(1)
+    result = emitted(model, (x,))
+    assert_same(model, result, run(x))
+
+
+#: Module, arguments of the example, further calls that must agree, and what must be said when nothing is written.
+CASES: dict[str, tuple[Callable[[], nn.Module], int, list[dict[str, Any]]]] = {
+    "in place after": (emit_modules.InPlaceAfter, 1, []),
+    "in place between": (emit_modules.InPlaceBetween, 2, []),
+    "untaken reader": (emit_modules.UntakenReader, 1, [{"debug": True}]),
+    "untaken writer": (emit_modules.UntakenWriter, 2, [{"skip": True}]),
+    "conditional alias": (emit_modules.ConditionalAlias, 1, [{"flag": True}]),
+    "two streams": (emit_modules.TwoStreams, 3, []),
+    "loop over layers": (emit_modules.Loop, 1, []),
+    "loop on an argument": (emit_modules.InlineLoop, 1, [{"times": 3}, {"times": 0}]),
+    "walrus": (emit_modules.Walrus, 2, []),
+    "multi-line call": (emit_modules.MultiLine, 2, []),
+    "decorator of the author's": (emit_modules.Decorated, 1, []),
+    "decorator of torch's": (emit_modules.NoGrad, 1, []),
+    "property": (emit_modules.Property, 1, []),
+    "super": (emit_modules.Child, 1, []),
+    "lambda": (emit_modules.Lambda, 1, []),
+    "nested function": (emit_modules.Nested, 2, []),
+    "shadowed names": (emit_modules.Shadowed, 2, []),
+    "local named tilegym_fx": (emit_modules.NamedLikeUs, 1, []),
+    "rebound in a with block": (emit_modules.WithBlock, 2, []),
+    "inside a with block": (emit_modules.InsideWith, 2, []),
+    "shared module": (emit_modules.Shared, 1, []),
+    "two eps": (emit_modules.TwoEps, 1, []),
+    "two kinds": (emit_modules.TwoKinds, 1, []),
+    "flag into a helper": (emit_modules.Flag, 1, [{"plus_one": True}, {"eps": 0.1}]),
+    "dropout before": (emit_modules.Dropped, 2, [{"train": True}]),
+    "dropout inside": (emit_modules.DroppedInside, 1, [{"train": True}]),
+    "early return": (emit_modules.EarlyReturn, 2, [{"stop": True}]),
+    "try block": (emit_modules.Guarded, 2, [{"fail": True}]),
+    "augmented assignment": (emit_modules.Augmented, 2, []),
+    "locals()": (emit_modules.Locals, 2, []),
+    "call with an effect": (emit_modules.Counting, 1, []),
+    "module run twice": (emit_modules.Twice, 1, []),
+    "arm of a choice": (emit_modules.Choice, 1, [{"raw": True}]),
+    "generator": (emit_modules.Generator, 1, []),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_adversarial_module_is_right_or_refused_with_a_reason(case: str) -> None:
+    build, count, variants = CASES[case]
+    model = build().eval()
+    args = tensors(count)
+    result = emitted(model, args)
+    assert all(rejection.reason for rejection in result.refused)
+    assert result.written or result.refused
+    if result.written:
+        assert_same(model, result, run(*args), *(run(*args, **variant) for variant in variants))
+
+
+def test_pair_of_tensors_is_unpacked_by_the_author() -> None:
+    for build in (emit_modules.Unpacked, emit_modules.TupleElement):
+        model = build().eval()
+        pair = tensors(2)
+        result = emitted(model, (pair,))
+        assert counts(result), build
+        assert_same(model, result, run(pair))
+
+
+def test_call_with_an_effect_is_not_dropped() -> None:
+    model = emit_modules.Counting()
+    (x,) = tensors(1)
+    result = emitted(model, (x,))
+    assert not result.written
+    assert "self.seen.append" in result.refused[0].reason or "effect" in result.refused[0].reason
+
+
+def test_value_stored_between_the_statements_of_a_region_is_kept() -> None:
+    model = emit_modules.CachedBetween().eval()
+    x, residual = tensors(2)
+    result = emitted(model, (x, residual, {"last": x}))
+    cache = {"last": torch.zeros(())}
+    if result.written:
+        patching.apply(patching.load(result.text), model)
+    model(x, residual, cache)
+    torch.testing.assert_close(cache["last"], residual + x)
+
+
+def test_argument_that_chooses_the_maths_becomes_a_condition() -> None:
+    model = emit_modules.Flag().eval()
+    (x,) = tensors(1)
+    result = emitted(model, (x,))
+    text = method(result, "Flag")
+    assert "if not plus_one:\n            y = tilegym_fx.ops.rms_norm(x, self.weight, eps)\n        else:\n" in text
+
+
+def test_dropped_dropout_becomes_a_condition() -> None:
+    model = emit_modules.DroppedInside().eval()
+    (x,) = tensors(1)
+    result = emitted(model, (x,))
+    if "silu_mul" in counts(result):
+        assert "if not self.training" in result.text

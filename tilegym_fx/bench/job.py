@@ -1,0 +1,76 @@
+"""What a worker is asked to do, as plain data that travels to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .cases import Case, Variant, get_variant, parse_cases
+
+
+@dataclass(frozen=True)
+class Job:
+    """One variant of one model.
+
+    Attributes:
+        model: Whatever ``resolve_model`` takes.
+        variant: Name of the variant.
+        cases: The cases in order, as they are written.
+        folder: Where workers leave reference logits and logs for each other.
+        device: ``cuda`` or ``cpu``.
+        dtype: Of the parameters.
+        layers: Number of layers, if not the model's own.
+        tiny: Shrink the model, the cases and the compilers to what a CPU does in seconds.
+        repeats: How often a call is timed (a generation less often).
+        judge: Keep a float32 copy of the model to judge by, where it fits; the first worker does.
+        timed: False where only reference logits are wanted.
+        trust_remote_code: Whether code that comes with the configuration may run.
+        trace: Where to leave traces; the variant and the case go into the name.
+    """
+
+    model: str
+    variant: str
+    cases: tuple[str, ...]
+    folder: str
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+    layers: int | None = None
+    tiny: bool = False
+    repeats: int = 40
+    judge: bool = True
+    timed: bool = True
+    trust_remote_code: bool = False
+    trace: str | None = None
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Job:
+        """The inverse of :meth:`as_json`."""
+        return cls(**{**fields, "cases": tuple(fields["cases"])})
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def parsed_variant(self) -> Variant:
+        return get_variant(self.variant)
+
+    def parsed_cases(self) -> tuple[Case, ...]:
+        return parse_cases(self.cases)
+
+    def scaled(self, case: Case) -> Case:
+        """The case itself, or for a tiny model something like it that takes no time."""
+        if not self.tiny:
+            return case
+        return replace(
+            case, batch=min(case.batch, 2), tokens=min(case.tokens, 12), new=min(case.new, 4)
+        )  # fmt: skip
+
+    def trace_file(self, case: Case) -> Path | None:
+        """``trace.eager.decode-1x2048.json`` for ``trace.json``."""
+        if self.trace is None:
+            return None
+        file = Path(self.trace)
+        label = f"{self.variant}.{str(case).replace(':', '-').replace('@', 'at')}"
+        return file.with_name(f"{file.stem}.{label}{file.suffix or '.json'}")

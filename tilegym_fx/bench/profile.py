@@ -1,0 +1,75 @@
+"""Time by kernel from a profiler's trace, and which of the kernels are ours."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tilegym_fx.inventory import shipped_root
+
+from .results import KernelTime
+
+#: What a trace calls the things that keep a GPU busy. Each happens once; ranges around them are other categories.
+_ON_GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_KERNELS_KEPT = 40
+
+
+@cache
+def kernel_functions(*folders: Path) -> frozenset[str]:
+    """Names of the functions decorated with ``@ct.kernel`` in the Python files of these folders, read as text.
+
+    Args:
+        folders: The shipped ``kernels/`` where none is given.
+    """
+    names = set()
+    for folder in folders or (shipped_root() / "kernels",):
+        for file in sorted(folder.rglob("*.py")):
+            tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+            names |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and _is_kernel(n)}
+    return frozenset(names)
+
+
+def _is_kernel(function: ast.FunctionDef) -> bool:
+    called = [d.func if isinstance(d, ast.Call) else d for d in function.decorator_list]
+    return any(ast.unparse(decorator).split(".")[-1] == "kernel" for decorator in called)
+
+
+def our_kernels(names: Iterable[str]) -> re.Pattern[str]:
+    """Matches what a profiler calls these functions' kernels: cuTile appends ``_K`` and the parameters' types."""
+    return re.compile(rf"(?:{'|'.join(sorted(map(re.escape, names), reverse=True))})(?:_K.*)?")
+
+
+def kernel_times(
+    trace: Mapping[str, Any], ours: re.Pattern[str], calls: int = 1
+) -> tuple[KernelTime, ...]:  # fmt: skip
+    """GPU time by kernel of one call, longest first; what is beyond the longest 40 is added up.
+
+    Args:
+        trace: A Chrome trace, as ``torch.profiler`` exports it, of ``calls`` calls.
+        ours: Matches the whole names of our kernels.
+        calls: What to divide by.
+    """
+    seconds: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    for event in trace.get("traceEvents", ()):
+        if event.get("ph") == "X" and event.get("cat") in _ON_GPU:
+            seconds[event["name"]] += event["dur"] / 1e6
+            counts[event["name"]] += 1
+    times = [
+        KernelTime(name, seconds[name] / calls, counts[name] / calls, ours.fullmatch(name) is not None)
+        for name in sorted(seconds, key=lambda name: -seconds[name])
+    ]
+    return (*times[:_KERNELS_KEPT], *_added_up(times[_KERNELS_KEPT:]))
+
+
+def _added_up(times: list[KernelTime]) -> Iterable[KernelTime]:
+    for is_ours in (True, False):
+        group = [time for time in times if time.is_ours is is_ours]
+        if group:
+            name = f"{len(group)} more of {'ours' if is_ours else 'others'}"
+            yield KernelTime(name, sum(t.seconds for t in group), sum(t.count for t in group), is_ours)
