@@ -1,21 +1,22 @@
-"""Linear layers and attention on a GPU: our kernels beside cuBLAS, FlashAttention and cuDNN, and which tiles win.
+"""Linear layers and attention on a GPU: our kernels beside cuBLAS, FlashAttention and cuDNN; which tiles win.
 
     python benchmarks/bench_gemm_attention.py                       # everything, at most four minutes
     python benchmarks/bench_gemm_attention.py --only gemv,decode    # some of the groups
     python benchmarks/bench_gemm_attention.py --no-sweep --json results.json
 
-A case is first checked against float32 (its worst error in units of one rounding is printed), then timed: median of
-graph replays on rotating arguments, so caches are cold. `ours` is what the op runs; `best` is the fastest tiling of
-the sweep. Worker processes compile all of it first, into cuda-tile's disk cache; what fails to compile in one of
-them is left out of the sweep and listed.
+A case is first checked against float32: its worst error is printed, in units of one bfloat16 rounding of
+the largest value in the row. Then it is timed: median of graph replays on rotating arguments, so caches are
+cold. `ours` is what the op runs; `best` is the fastest tiling of the sweep. Worker processes compile
+everything first, into cuda-tile's disk cache; what fails to compile there is listed and left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
-import os
+import math
 import subprocess
 import sys
 import tempfile
@@ -68,13 +69,17 @@ class Case:
     bytes: float = 0.0
     flops: float = 0.0
 
+    def key(self, label: str) -> str:
+        """Names one tiling of this case."""
+        return f"{self.group} {self.name} {label}"
+
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", default="", help="groups, separated by commas: gemv, rows8, rows32, ...")
+    parser = argparse.ArgumentParser(description="Linear layers and attention beside the vendor libraries.")
+    parser.add_argument("--only", default="", help="groups, separated by commas: gemv, rows8, decode, ...")
     parser.add_argument("--no-sweep", action="store_true", help="only the tilings that the ops choose")
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
-    parser.add_argument("--seconds", type=float, default=235, help="stop sweeping after this time")
+    parser.add_argument("--seconds", type=float, default=230, help="stop sweeping after this time")
     parser.add_argument("--compile-part", help=argparse.SUPPRESS)
     options = parser.parse_args()
     start = time.monotonic()
@@ -84,14 +89,13 @@ def main() -> int:
         cases = [replace(case, sweep={}) for case in cases]
     if options.compile_part:
         return compile_part(cases, options.compile_part)
-    broken = warm(cases, [a for a in sys.argv[1:] if a not in ("--json", str(options.json))])
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuda-tile {ct.__version__}; "
-          f"copy {copy_rate() / 1e9:.0f} GB/s; compiled in {time.monotonic() - start:.0f} s")  # fmt: skip
-    for label in broken:
-        print(f"does not compile: {label}")
+    broken = warm(["--only", options.only, *(["--no-sweep"] if options.no_sweep else [])])
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {copy_rate() / 1e9:.0f} GB/s")
+    print(f"compiled in {time.monotonic() - start:.0f} s; failed: {', '.join(broken) or 'none'}", flush=True)
     rows = [measured(case, broken, start + options.seconds) for case in cases]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
+    print(f"done in {time.monotonic() - start:.0f} s")
     return 0
 
 
@@ -99,41 +103,41 @@ def measured(case: Case, broken: Sequence[str], end: float) -> dict[str, Any]:
     """One line of the table, and its numbers."""
     sets = argument_sets(case.make)
     error = rounding_error(case, sets[0])
-    times = {f"vendor {label}": timed(run, sets) for label, run in case.vendors.items()}
-    times["ours"] = timed(case.ours, sets)
+    runs = {"ours": case.ours, **{f"vendor {label}": run for label, run in case.vendors.items()}}
+    times = {label: timed(run, sets) for label, run in runs.items()}
     for label, run in case.sweep.items():
-        if time.monotonic() < end and f"{case.group} {case.name} {label}" not in broken:
+        if time.monotonic() < end and case.key(label) not in broken:
             times[label] = timed(run, sets)
     known = {label: value.microseconds for label, value in times.items() if value is not None}
-    vendors = {label: value for label, value in known.items() if label.startswith("vendor ")}
-    ours, fastest = known.get("ours"), min(vendors, key=vendors.__getitem__)
-    tilings = {label: value for label, value in known.items() if label not in vendors and label != "ours"}
-    line = f"{case.group:8} {case.name:26} error {error:4.1f}  {fastest[7:]:7} {known[fastest]:8.1f} us"
-    if ours:
-        rate = f"{case.bytes / ours / 1e3:5.0f} GB/s" if case.bytes else f"{case.flops / ours / 1e6:5.0f} TFLOP/s"
-        line += f"  ours {ours:8.1f} us {rate} {known[fastest] / ours:5.2f}x"
-    if tilings:
-        best = min(tilings, key=tilings.__getitem__)
-        line += f"  best {tilings[best]:8.1f} us {known[fastest] / tilings[best]:5.2f}x {best}"
-    print(line, flush=True)
-    return {"group": case.group, "name": case.name, "error": error, "microseconds": known,
-            "spread": {k: v.spread for k, v in times.items() if v}, "bytes": case.bytes, "flops": case.flops}  # fmt: skip
+    vendor, vendor_time = fastest({k: v for k, v in known.items() if k in runs and k != "ours"})
+    best, best_time = fastest({k: v for k, v in known.items() if k not in runs})
+    ours = known.get("ours", math.nan)
+    rate = f"{case.bytes / ours / 1e3:5.0f} GB/s" if case.bytes else f"{case.flops / ours / 1e6:5.0f} TF/s"
+    print(f"{case.group:7} {case.name:27} error {error:4.1f}  {vendor[7:]:8} {vendor_time:8.1f} us  "
+          f"ours {ours:8.1f} us {rate} {vendor_time / ours:5.2f}x  "
+          f"best {best_time:8.1f} us {vendor_time / best_time:5.2f}x {best}", flush=True)  # fmt: skip
+    numbers = {"error": error, "microseconds": known, "bytes": case.bytes, "flops": case.flops}
+    spread = {label: value.spread for label, value in times.items() if value is not None}
+    return {"group": case.group, "name": case.name, **numbers, "spread": spread}
+
+
+def fastest(times: dict[str, float]) -> tuple[str, float]:
+    return min(times.items(), key=lambda item: item[1], default=("", math.nan))
 
 
 def timed(run: Run, sets: Sequence[Arguments]) -> Timing | None:
     """The time of one call, or None where the vendor or the compiler refuses the case."""
     calls = [functools.partial(run, *arguments) for arguments in sets]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     try:
-        start = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         calls[0]()
-        start[0].record()
+        start.record()
         calls[-1]()
-        start[1].record()
+        end.record()
         torch.cuda.synchronize()
-        slow = start[0].elapsed_time(start[1]) > 1.0
-        return median_time(calls, rounds=5 if slow else 15)
+        return median_time(calls, rounds=5 if start.elapsed_time(end) > 1.0 else 15)
     except (KernelError, RuntimeError) as problem:
-        print(f"    left out: {str(problem).splitlines()[0][:120]}")
+        print(f"    left out: {str(problem).splitlines()[0][:100]}")
         return None
 
 
@@ -149,41 +153,45 @@ def rounding_error(case: Case, arguments: Arguments) -> float:
 def compile_part(cases: Sequence[Case], part: str) -> int:
     """Run a share of all tilings once, in a worker process, and print those that fail."""
     index, count = (int(number) for number in part.split("/"))
-    jobs = [(case, label) for case in cases for label in ("ours", *case.sweep)]
-    jobs.sort(key=lambda job: job[1])
+    jobs: dict[str, list[tuple[str, Run, Case]]] = {}
+    for case in cases:
+        jobs.setdefault(case.key("ours"), []).append((case.key("ours"), case.ours, case))
+        for label, run in case.sweep.items():  # one tiling's shapes share compiled code: the same worker
+            jobs.setdefault(f"{case.group[:4]} {label}", []).append((case.key(label), run, case))
     with ct.compiler_timeout(COMPILE_LIMIT):
-        for case, label in jobs[index::count]:
-            try:
-                (case.ours if label == "ours" else case.sweep[label])(*case.make())
-                torch.cuda.synchronize()
-            except KernelError as problem:
-                print(f"{case.group} {case.name} {label}\t{problem}", flush=True)
+        for share in sorted(jobs)[index::count]:
+            for key, run, case in jobs[share]:
+                if (problem := problem_of(run, case)) is not None:
+                    print(f"{key}\t{problem}", flush=True)
     return 0
 
 
-def warm(cases: Sequence[Case], arguments: Sequence[str]) -> list[str]:
-    """Fill the disk cache from several processes; returns the tilings that failed."""
-    del cases
-    outputs = []
+def problem_of(run: Run, case: Case) -> str | None:
+    try:
+        run(*case.make())
+        torch.cuda.synchronize()
+    except KernelError as problem:
+        return str(problem)
+    return None
+
+
+def warm(arguments: Sequence[str]) -> list[str]:
+    """Fill the disk cache from several processes; returns the keys of what failed."""
     with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / str(index) for index in range(WORKERS)]
         workers = []
-        for index in range(WORKERS):
-            output = (Path(folder) / str(index)).open("w+")
+        for index, output in enumerate(outputs):
             command = [sys.executable, __file__, *arguments, "--compile-part", f"{index}/{WORKERS}"]
-            workers.append(subprocess.Popen(command, stdout=output, env={**os.environ}))
-            outputs.append(output)
+            with output.open("w") as file:
+                workers.append(subprocess.Popen(command, stdout=file))
         end = time.monotonic() + WARM_LIMIT
         for worker in workers:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.wait(max(0.1, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.kill()
-        failed = []
-        for output in outputs:
-            output.seek(0)
-            failed += [line.split("\t")[0] for line in output.read().splitlines() if "\t" in line]
-            output.close()
-    return failed
+            worker.kill()
+            worker.wait()
+        lines = [line for output in outputs for line in output.read_text().splitlines() if "\t" in line]
+    return [line.split("\t")[0] for line in lines]
 
 
 @functools.cache
@@ -196,7 +204,7 @@ def all_cases() -> Iterator[Case]:
     yield from attention_cases()
 
 
-#: K -> M of the linears of models: Llama-3.1-8B (k, q or o, packed qkv, gate or up, down), Qwen3-4B, SmolLM2-135M.
+#: K -> M in models: Llama-3.1-8B (k, q or o, packed qkv, gate or up, down), Qwen3-4B, SmolLM2-135M.
 LINEARS = ((4096, 1024), (4096, 4096), (4096, 6144), (4096, 14336), (14336, 4096), (2560, 9728), (576, 1536))
 HEADS = ((4096, 128256), (768, 50257))
 
@@ -204,32 +212,36 @@ HEADS = ((4096, 128256), (768, 50257))
 def linear_cases() -> Iterator[Case]:
     kernels = kernel_module("linear")
     tiling = kernels.Tiling
-    gemv = [tiling(1, *rest) for rest in (
-        (4, 512, 4), (4, 1024, 4), (8, 512, 2), (8, 512, 4), (8, 1024, 4), (16, 512, 4), (16, 1024, 2), (2, 2048, 4),
-        (4, 2048, 2),
-    )]  # fmt: skip
-    gemv += [replace(t, tma=False) for t in (gemv[0], gemv[1], gemv[3], gemv[4], tiling(1, 4, 512, 8))]
-    few = [tiling(*rest) for rest in (
-        (16, 64, 128, 4), (16, 32, 128, 4), (16, 32, 256, 4), (16, 64, 256, 2), (16, 128, 128, 2), (16, 128, 64, 4),
-    )]  # fmt: skip
-    some = [tiling(*rest) for rest in (
-        (32, 64, 128, 3), (32, 32, 256, 3), (32, 128, 64, 3), (32, 128, 128, 2), (64, 64, 128, 3), (64, 128, 64, 3),
-    )]  # fmt: skip
-    many = [tiling(*rest) for rest in (
-        (128, 128, 64, 2), (128, 128, 64, 1), (128, 128, 64, 1, 8), (128, 256, 64, 1, 8), (256, 128, 64, 1, 8),
-        (128, 256, 64, 1, 8, 2), (256, 128, 64, 1, 8, 2), (64, 256, 64, 2),
-    )]  # fmt: skip
-    for rows, group, tilings in ((1, "gemv", gemv), (8, "rows8", few), (32, "rows32", some)):
-        for depth, features in (*LINEARS, *HEADS):
-            yield linear_case(kernels, group, rows, depth, features, tilings)
-    yield linear_case(kernels, "gemv", 1, 768, 2304, [tiling(1, 64, 64, 4), tiling(1, 128, 32, 4)], column_major=True)
-    for rows, group in ((2048, "gemm2k"), (16384, "gemm16k")):
-        for depth, features in LINEARS[:6]:
-            yield linear_case(kernels, group, rows, depth, features, many)
+    gemv = [
+        *((4, 512, 4), (4, 1024, 4), (8, 512, 2), (8, 512, 4), (8, 1024, 4), (16, 512, 4), (16, 1024, 2)),
+        *((2, 2048, 4), (4, 2048, 2)),
+    ]
+    direct = [(4, 512, 4), (4, 1024, 4), (8, 512, 4), (8, 1024, 4), (4, 512, 8)]
+    few = [(64, 128, 4), (32, 128, 4), (32, 256, 4), (64, 256, 2), (128, 128, 2), (128, 64, 4)]
+    some = [(64, 128, 3), (32, 256, 3), (128, 64, 3), (128, 128, 2)]
+    many = [
+        *((128, 128, 64, 2), (128, 128, 64, 1), (128, 128, 64, 1, 8), (128, 256, 64, 1, 8)),
+        *((256, 128, 64, 1, 8), (128, 256, 64, 1, 8, 2), (256, 128, 64, 1, 8, 2), (64, 256, 64, 2)),
+    ]
+    tilings = {
+        "gemv": [tiling(1, *t) for t in gemv] + [tiling(1, *t, tma=False) for t in direct],
+        "rows8": [tiling(16, *t) for t in few],
+        "rows32": [tiling(32, *t) for t in some] + [tiling(64, 64, 128, 3), tiling(64, 128, 64, 3)],
+        "gemm": [tiling(*t) for t in many],
+    }
+    for rows, group in ((1, "gemv"), (8, "rows8"), (32, "rows32")):
+        for sizes in (*LINEARS, *HEADS):
+            yield linear_case(kernels, group, rows, *sizes, tilings[group])
+    columns = [tiling(1, 64, 64, 4), tiling(1, 128, 32, 4), tiling(1, 64, 64, 4, tma=False)]
+    yield linear_case(kernels, "gemv", 1, 768, 2304, columns, column_major=True)
+    for rows in (2048, 16384):
+        for sizes in LINEARS[:6]:
+            yield linear_case(kernels, f"gemm{rows // 1024}k", rows, *sizes, tilings["gemm"])
 
 
 def linear_case(
-    kernels: Any, group: str, rows: int, depth: int, features: int, tilings: Sequence[Any], *, column_major: bool = False
+    kernels: Any, group: str, rows: int, depth: int, features: int, tilings: Sequence[Any],
+    *, column_major: bool = False,
 ) -> Case:  # fmt: skip
     def make() -> Arguments:
         weight = torch.randn(features, depth, dtype=torch.bfloat16, device="cuda") * depth**-0.5
@@ -246,7 +258,7 @@ def linear_case(
     automatic = kernels.choose_tiling(rows, features, depth).split
     for tiling in tilings:
         for split in {1, automatic, 2 * automatic} if 1 < rows <= 64 else {1}:
-            if split <= depth // tiling.depth:
+            if split == 1 or split <= depth // tiling.depth:
                 chosen = replace(tiling, split=split)
                 sweep[tile_label(chosen)] = functools.partial(with_tiling, chosen)
     size = 2 * (rows * depth + features * depth + rows * features)
@@ -266,8 +278,8 @@ def tile_label(tiling: Any) -> str:
 
 #: batch, query heads, key heads, length, width.
 PREFILLS = (
-    (1, 32, 8, 2048, 128), (1, 32, 8, 4096, 128), (4, 32, 8, 4096, 128), (1, 32, 8, 16384, 128), (1, 24, 8, 4096, 64),
-    (1, 32, 32, 4096, 96), (1, 8, 4, 4096, 256),
+    (1, 32, 8, 2048, 128), (1, 32, 8, 4096, 128), (4, 32, 8, 4096, 128), (1, 32, 8, 16384, 128),
+    (1, 24, 8, 4096, 64), (1, 32, 32, 4096, 96), (1, 8, 4, 4096, 256),
 )  # fmt: skip
 DECODES = tuple((batch, keys) for keys in (2048, 8192) for batch in (1, 8, 32))
 
@@ -280,18 +292,15 @@ def attention_cases() -> Iterator[Case]:
         128: [(64, 128, 2), (64, 64, 2), (128, 128, 1, 8), (128, 64, 1, 8), (128, 64, 2, 8)],
         256: [(64, 64, 1), (128, 64, 1, 8), (64, 32, 2), (128, 32, 1, 8)],
     }
-    for shape in PREFILLS:
-        width = 1 << (shape[-1] - 1).bit_length()
-        tilings = [tiling(*rest) for rest in prefill[width]]
-        yield prefill_case(kernels, "prefill", *shape, tilings, masked=False)
-    for shape in PREFILLS[:2]:
-        yield prefill_case(kernels, "masked", *shape, [tiling(*rest) for rest in prefill[128]], masked=True)
-    decode = [tiling(0, keys, occupancy, 0, blocks) for keys, occupancy in ((64, 2), (64, 3), (32, 4), (128, 2))
-              for blocks in (2, 4, 8)]  # fmt: skip
+    for index, shape in enumerate((*PREFILLS, *PREFILLS[:2])):
+        tilings = [tiling(*t) for t in prefill[1 << (shape[-1] - 1).bit_length()]]
+        yield prefill_case(kernels, shape, tilings, masked=index >= len(PREFILLS))
+    steps = ((64, 2), (64, 3), (32, 4), (128, 2))
+    decode = [tiling(0, *step, 0, blocks) for step in steps for blocks in (2, 4, 8)]
     for batch, keys in DECODES:
-        yield decode_case(kernels, "decode", batch, keys, keys, decode)
-    for batch, keys, filled in ((1, 4096, 2048), (1, 16384, 2048), (8, 8192, 2048), (32, 4096, 2048)):
-        yield decode_case(kernels, "static", batch, keys, filled, decode[:6])
+        yield decode_case(kernels, batch, keys, keys, decode)
+    for batch, keys in ((1, 4096), (1, 16384), (8, 8192), (32, 4096)):
+        yield decode_case(kernels, batch, keys, 2048, decode[:6])
 
 
 def heads(batch: int, count: int, length: int, width: int) -> torch.Tensor:
@@ -299,16 +308,17 @@ def heads(batch: int, count: int, length: int, width: int) -> torch.Tensor:
     return torch.randn(batch, length, count, width, dtype=torch.bfloat16, device="cuda").transpose(1, 2)
 
 
-def prefill_case(
-    kernels: Any, group: str, batch: int, query_heads: int, key_heads: int, length: int, width: int,
-    tilings: Sequence[Any], *, masked: bool,
-) -> Case:  # fmt: skip
+def prefill_case(kernels: Any, shape: tuple[int, ...], tilings: Sequence[Any], *, masked: bool) -> Case:
+    """Causal attention, by a flag or by a boolean mask."""
+    batch, query_heads, key_heads, length, width = shape
     scale = width**-0.5
 
     def make() -> Arguments:
         q = heads(batch, query_heads, length, width)
         k, v = heads(batch, key_heads, length, width), heads(batch, key_heads, length, width)
-        mask = torch.ones(length, length, dtype=torch.bool, device="cuda").tril()[None, None] if masked else None
+        mask = (
+            torch.ones(length, length, dtype=torch.bool, device="cuda").tril()[None, None] if masked else None
+        )
         return q, k, v, mask
 
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
@@ -316,7 +326,9 @@ def prefill_case(
             return kernels.gqa_attention_causal(q, k, v, scale)
         return kernels.gqa_attention_masked(q, k, v, mask, scale)
 
-    def with_tiling(tiling: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
+    def with_tiling(
+        tiling: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any
+    ) -> torch.Tensor:
         y = torch.empty(batch, length, query_heads, width, dtype=q.dtype, device=q.device)
         mask = None if mask is None else mask.view(torch.uint8)
         kernels.run_prefill(q, k, v, mask, y, scale, not masked, tiling)
@@ -324,34 +336,38 @@ def prefill_case(
 
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
     if masked:
-        backends = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "xformers": SDPBackend.EFFICIENT_ATTENTION}
+        backends = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "mem-eff": SDPBackend.EFFICIENT_ATTENTION}
     return Case(
-        group, f"{batch}x{length} {query_heads}/{key_heads} d{width}", make, ours,
+        "masked" if masked else "prefill",
+        f"{batch}x{length} {query_heads}/{key_heads} d{width}",
+        make,
+        ours,
         {label: functools.partial(sdpa, backend, not masked) for label, backend in backends.items()},
-        lambda q, k, v, mask: exact_attention(q, k, v, scale), {tile_label(t): functools.partial(with_tiling, t) for t in tilings},
+        lambda q, k, v, mask: exact_attention(q, k, v, scale),
+        {tile_label(t): functools.partial(with_tiling, t) for t in tilings},
         flops=2.0 * batch * query_heads * length * length * width,
-    )  # fmt: skip
+    )
 
 
-def decode_case(
-    kernels: Any, group: str, batch: int, keys: int, filled: int, tilings: Sequence[Any]
-) -> Case:
-    """One query a sequence, 32 heads over 8, width 128; `filled` of the keys are seen, by a mask if not all are."""
+def decode_case(kernels: Any, batch: int, keys: int, filled: int, tilings: Sequence[Any]) -> Case:
+    """One query a sequence, 32 heads over 8, width 128; a mask where only `filled` of the keys are seen."""
     query_heads, key_heads, width = 32, 8, 128
     scale = width**-0.5
-    masked = group == "static"
+    masked = filled < keys
 
     def make() -> Arguments:
-        k, v = (torch.randn(batch, key_heads, keys, width, dtype=torch.bfloat16, device="cuda") for _ in "kv")
+        cache = torch.randn(2, batch, key_heads, keys, width, dtype=torch.bfloat16, device="cuda")
         mask = torch.arange(keys, device="cuda")[None, None, None].expand(batch, 1, 1, keys) < filled
-        return heads(batch, query_heads, 1, width), k, v, mask if masked else None
+        return heads(batch, query_heads, 1, width), *cache, mask if masked else None
 
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
         if mask is None:
             return kernels.gqa_attention(q, k, v, scale)
         return kernels.gqa_attention_masked(q, k, v, mask, scale)
 
-    def with_tiling(tiling: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
+    def with_tiling(
+        tiling: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any
+    ) -> torch.Tensor:
         y = torch.empty(batch, 1, query_heads, width, dtype=q.dtype, device=q.device)
         kernels.run_decode(q, k, v, None if mask is None else mask.view(torch.uint8), y, scale, tiling)
         return y
@@ -362,13 +378,17 @@ def decode_case(
 
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
     if masked:
-        backends = {"xformers": SDPBackend.EFFICIENT_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+        backends = {"mem-eff": SDPBackend.EFFICIENT_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
     return Case(
-        group, f"{batch}x1 of {filled}/{keys}", make, ours,
-        {label: functools.partial(sdpa, backend, False) for label, backend in backends.items()}, exact,
-        {f"{tile_label(t)}": functools.partial(with_tiling, t) for t in tilings},
+        "static" if masked else "decode",
+        f"{batch}x1 of {filled}/{keys}",
+        make,
+        ours,
+        {label: functools.partial(sdpa, backend, False) for label, backend in backends.items()},
+        exact,
+        {tile_label(t): functools.partial(with_tiling, t) for t in tilings},
         bytes=2.0 * 2 * batch * key_heads * filled * width,
-    )  # fmt: skip
+    )
 
 
 def sdpa(
@@ -379,7 +399,8 @@ def sdpa(
     if repeat:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     with sdpa_kernel(backend):
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=not repeat).transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=not repeat)
+    return out.transpose(1, 2)
 
 
 def exact_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:

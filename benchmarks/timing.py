@@ -1,8 +1,8 @@
-"""Timing shared by the benchmark scripts: medians over graph replays, with arguments that are not in the cache.
+"""Timing shared by the benchmark scripts: medians over graph replays, on arguments that are not cached.
 
-What is measured is GPU time. The calls are captured into one CUDA graph, so Python and launch overhead drop out
-(`host_time` measures those by themselves), and every call of the graph works on another set of arguments: by the time
-a set comes round again, the others have pushed it out of the L2 cache.
+What is measured is GPU time. The calls are captured into one CUDA graph, so Python and launch overhead drop
+out (`host_time` measures those by themselves), and every call of the graph works on another set of
+arguments: by the time a set comes round again, the others have pushed it out of the L2 cache.
 
     calls = [functools.partial(op, *arguments) for arguments in argument_sets(make_arguments)]
     print(median_time(calls).microseconds, copy_rate() / 1e9)
@@ -52,7 +52,7 @@ def l2_bytes() -> int:
 def argument_sets(
     make: Callable[[], tuple[torch.Tensor | float, ...]], *, cache_factor: float = 3.0
 ) -> list[tuple[torch.Tensor | float, ...]]:
-    """Calls `make` until the sets together are `cache_factor` times the L2 cache (at least 2, at most MAX_SETS).
+    """Calls `make` until the sets are `cache_factor` times as large as the L2 cache (2 to MAX_SETS sets).
 
     Args:
         make: returns one tuple of arguments in fresh memory, filled with random values.
@@ -64,7 +64,9 @@ def argument_sets(
     return [first, *(make() for _ in range(min(max(count, 2), MAX_SETS) - 1))]
 
 
-def median_time(calls: Sequence[Callable[[], object]], *, rounds: int = _ROUNDS, graph: bool = True) -> Timing:
+def median_time(
+    calls: Sequence[Callable[[], object]], *, rounds: int = _ROUNDS, graph: bool = True
+) -> Timing:
     """GPU time of one call, from replays of a CUDA graph that holds all `calls` in turn.
 
     Args:
@@ -102,7 +104,7 @@ def host_time(call: Callable[[], object], *, repeats: int = 300) -> float:
 
 
 def copy_rate(size: int = 1 << 30) -> float:
-    """Bytes per second, read plus written, of a large device-to-device copy: the ceiling of memory-bound kernels."""
+    """Bytes per second, read plus written, of a large copy on the device: a ceiling for other kernels."""
     source = torch.empty(size, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     return 2 * size / median_time([lambda: target.copy_(source)], rounds=11).median
@@ -132,7 +134,9 @@ def _issued(sequence: Sequence[Callable[[], object]]) -> Callable[[], None]:
 
 
 def _event_times(replay: Callable[[], None], rounds: int) -> Iterator[float]:
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
+    events = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)
+    ]
     for start, end in events:
         start.record()
         replay()

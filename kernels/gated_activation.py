@@ -1,21 +1,24 @@
 """Gated activations in cuTile: y = act(gate) * up, where act is SiLU, GELU (tanh form) or GELU (erf form).
 
     silu(x)      = x / (1 + exp(-x))
-    gelu_tanh(x) = x / (1 + exp(-2u)), u = sqrt(2/pi) * (x + 0.044715 x^3), which is 0.5 x (1 + tanh(u)) rewritten
+    gelu_tanh(x) = x / (1 + exp(-2u)), u = sqrt(2/pi) * (x + 0.044715 x^3); equals 0.5 x (1 + tanh(u))
     gelu(x)      = max(x, 0) - |x| * Phi(-|x|), Phi the normal distribution
 
-As in the eager code, act(gate) is rounded to the dtype of `gate` before the product. The rewritten forms have no
-difference of nearly equal numbers, so they are also the more exact ones for large negative x.
+As in the eager code, act(gate) is rounded to the dtype of `gate` before the product. The rewritten forms
+have no difference of nearly equal numbers, so they are also the more exact ones for large negative x.
 
-Phi(-a) = exp(-a^2 / 2) * t * P(t) with t = 1 / (1 + 0.3 a): the shape of Abramowitz and Stegun 7.1.26, with a polynomial
-of degree 7 fitted here to the smallest relative error, 1.5e-7 for 0 <= a <= 14 (cuTile has no erf).
+Phi(-a) = exp(-a^2 / 2) * t * P(t) with t = 1 / (1 + 0.3 a): the shape of Abramowitz and Stegun 7.1.26, with
+a polynomial of degree 7 fitted here to the smallest relative error, 1.5e-7 for 0 <= a <= 14 (cuTile has no
+erf).
 
-Tiles. Contiguous operands are one long row; otherwise rows are walked one by one, so that the halves of a packed
-gate_up projection need no copy. A block takes 2048 elements: two 16-byte loads a thread from each operand, four in
-flight. Full tiles are loaded without bounds checks; the last tile of a row is gathered under a mask.
+Tiles. Contiguous operands are one long row; otherwise rows are walked one by one, so that the halves of a
+packed gate_up projection need no copy. A block takes 2048 elements: two 16-byte loads a thread from each
+operand, four in flight. Full tiles are loaded without bounds checks; the last tile of a row is gathered
+under a mask.
 
-Precision of the functions. For 2-byte inputs approximate division and flushed exp2 take 5 instructions an element
-where the exact forms take 17 to 30 (sm_90); memory delivers one element in about 40 issue slots. Float32 takes exact.
+Precision of the functions. For 2-byte inputs approximate division and flushed exp2 take 5 instructions an
+element where the exact forms take 17 to 30 (sm_90); memory delivers one element in about 40 issue slots.
+Float32 takes exact.
 """
 
 from __future__ import annotations
@@ -115,7 +118,9 @@ def _gated(gate: torch.Tensor, up: torch.Tensor, kind: int) -> torch.Tensor:
         shape = (count // width, width)
     gate, up = _as_matrix(gate, shape), _as_matrix(up, shape)
     tile = pick_width(shape[1])
-    launch(gated_activation_kernel, (shape[0] * -(-shape[1] // tile),), (gate, up, out.view(shape), kind, tile))
+    launch(
+        gated_activation_kernel, (shape[0] * -(-shape[1] // tile),), (gate, up, out.view(shape), kind, tile)
+    )
     return out
 
 

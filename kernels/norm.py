@@ -5,22 +5,24 @@
 
 What differs between model families is where the result is rounded: the constant ROUNDING below.
 
-Tiles. Arrays are read as [outer, inner, hidden]. That covers plain rows (inner = 1) and, without a copy, strided views
-such as the query heads inside a packed qkv projection (outer = tokens, inner = heads). A block owns OUTER x INNER whole
-rows and holds them in registers as chunks of CHUNK columns, so memory is read once and written once; a power of two
-that covers 4544 columns would idle almost half of its lanes, five chunks of 1024 idle a ninth. Rows longer than
-MAX_HELD columns do not fit and are read again for every pass.
+Tiles. Arrays are read as [outer, inner, hidden]. That covers plain rows (inner = 1) and, without a copy,
+strided views such as the query heads inside a packed qkv projection (outer = tokens, inner = heads). A block
+owns OUTER x INNER whole rows and holds them in registers as chunks of CHUNK columns, so memory is read once
+and written once; a power of two that covers 4544 columns would idle almost half of its lanes, five chunks of
+1024 idle a ninth. Rows longer than MAX_HELD columns do not fit and are read again for every pass.
 
-Loads. A chunk that lies inside its array is loaded without a bounds check; one that does not is gathered under a mask.
-A checked tile load compiles to a branch with its use inside, so that each load waits for the one before: 704
-instructions instead of 296 at 4096 columns, and one load in flight instead of eight (disassembly for sm_90). The
-bulk-copy engine stays off (allow_tma=False): rows go straight to registers in 16-byte loads, which takes 62 registers
-a thread at 4096 columns instead of 255 and a shared-memory round trip.
+Loads. A chunk that lies inside its array is loaded without a bounds check (this needs CTK 13.4); one that
+does not is gathered under a mask. A checked tile load compiles to a branch with its use inside, so that each
+load waits for the one before: 704 instructions instead of 264 at 4096 columns, and one load in flight
+instead of eight (disassembly for sm_90). The bulk-copy engine stays off (allow_tma=False): rows go straight to registers in
+16-byte loads, which takes 62 registers a thread at 4096 columns instead of 255 and a shared-memory round
+trip.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 
 import cuda.tile as ct
@@ -91,7 +93,7 @@ def put_sum(sums, outer, inner, k, tile, whole):
 
 
 def put_norm(out, kept, outer, inner, k, norm, dtype, rounding, whole):
-    """Writes chunk k of the norm, or of residual + norm with the norm rounded to the dtype it has on its own."""
+    """Writes chunk k of the norm, or of residual + norm, the norm rounded to the dtype it has on its own."""
     if len(kept) == 1:
         if rounding != CAST_FIRST:
             norm = ct.astype(norm, dtype)
@@ -108,7 +110,7 @@ def squares(tile):
 
 
 def row_mean(total, hidden):
-    """Mean of every row, whose chunks were added up lane by lane before, so that one reduction across lanes is left."""
+    """Mean of every row. Chunks were added up lane by lane before, so one reduction across lanes is left."""
     return ct.sum(total, axis=2, keepdims=True) * (1.0 / hidden)
 
 
@@ -117,7 +119,7 @@ def inverse_root_mean(total, hidden, eps):
 
 
 def scaled(tile, scale, weight, k, whole, rounding):
-    """Chunk k of the RMS norm times its weight; for CAST_LAST and PLUS_ONE the last cast is left to the caller."""
+    """Chunk k of the RMS norm times its weight; the last cast of CAST_LAST and PLUS_ONE is the caller's."""
     factor = get_vector(weight, k, tile.shape[2], whole)
     norm = ct.astype(tile, ct.float32) * scale
     if rounding == CAST_FIRST and weight.dtype == tile.dtype:
@@ -131,7 +133,7 @@ def scaled(tile, scale, weight, k, whole, rounding):
 
 
 def rms_norm_rows(sources, sums, kept, weight, out, eps, rounding, hidden, shape, rows_fit):
-    """The block's rows: norms `sources`, writes their sum to `sums` if there is one, adds `kept` if there is one."""
+    """Norms the block's rows of `sources`; writes their sum to `sums` and adds `kept`, if there are any."""
     outer, inner, chunk = ct.bid(0), ct.bid(1), shape[2]
     dtype = sums[0].dtype if len(sums) == 1 else sources[0].dtype
     total = ct.zeros(shape, ct.float32)
@@ -156,7 +158,9 @@ def rms_norm_rows(sources, sums, kept, weight, out, eps, rounding, hidden, shape
             total = total + squares(tile)
         scale = inverse_root_mean(total, hidden, eps)
         for k in range(ct.cdiv(hidden, chunk)):
-            norm = scaled(get_sum(sources, outer, inner, k, shape, fits, dtype), scale, weight, k, whole, rounding)
+            norm = scaled(
+                get_sum(sources, outer, inner, k, shape, fits, dtype), scale, weight, k, whole, rounding
+            )
             put_norm(out, kept, outer, inner, k, norm, dtype, rounding, fits)
 
 
@@ -185,7 +189,7 @@ def rms_norm_add_kernel(
 
 
 def from_mean(tile, mean, k, whole, hidden):
-    """Distance from the mean; zero in the columns beyond the end, which would otherwise add mean^2 to the variance."""
+    """Distance from the mean; zero beyond the end of the row, where it would add mean^2 to the variance."""
     width = tile.shape[2]
     distance = ct.astype(tile, ct.float32) - mean
     if whole:
@@ -257,9 +261,10 @@ def add_layer_norm_kernel(
 def pick_tiles(outer: int, inner: int, hidden: int) -> tuple[int, int, int, bool]:
     """Chooses the tile of a [outer, inner, hidden] array: OUTER, INNER, CHUNK and ROWS_FIT.
 
-    Rows of 1024 columns and more get a block each: 128 threads, one 16-byte load a chunk, all chunks in flight at once.
-    Shorter rows share a block, so that its threads have as much to load, unless there are so few that the
-    multiprocessors would run dry. CHUNK is the largest power of two that idles at most a fifth of the lanes.
+    Rows of 1024 columns and more get a block each: 128 threads with one 16-byte load a chunk, all chunks in
+    flight at once. Shorter rows share a block, so that its threads have as much to load, unless there are so
+    few that multiprocessors would run dry; their CHUNK is the largest power of two that idles at most a fifth
+    of the lanes.
     """
     if hidden >= FULL_CHUNK:
         chunk = FULL_CHUNK if hidden <= MAX_HELD else LONG_CHUNK
@@ -267,8 +272,12 @@ def pick_tiles(outer: int, inner: int, hidden: int) -> tuple[int, int, int, bool
     chunk = FULL_CHUNK
     while -(-hidden // chunk) * chunk * 4 > hidden * 5 and chunk > 16:
         chunk //= 2
+
+    def enough_for(share: int) -> bool:
+        return outer * inner >= share * FILL_BLOCKS
+
     rows = 1
-    while rows * hidden < BLOCK_ELEMENTS and outer * inner >= 2 * rows * FILL_BLOCKS:
+    while (rows * hidden < BLOCK_ELEMENTS or rows * chunk < FULL_CHUNK) and enough_for(2 * rows):
         rows *= 2
     per_inner = 1
     while per_inner < rows and inner % (2 * per_inner) == 0:
@@ -278,7 +287,7 @@ def pick_tiles(outer: int, inner: int, hidden: int) -> tuple[int, int, int, bool
 
 
 def as_rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Views tensors of one shape as [outer, inner, hidden] arrays, copying only those whose strides do not allow it."""
+    """Views tensors of one shape as [outer, inner, hidden] arrays; copies what strides cannot express."""
     shape = tensors[0].shape
     hidden = shape[-1]
     if all(tensor.is_contiguous() for tensor in tensors):
@@ -294,10 +303,12 @@ def _merges(tensor: torch.Tensor, first: int, last: int) -> bool:
     """Whether dimensions `first` up to `last` lie in memory like one dimension."""
     sizes, strides = tensor.shape, tensor.stride()
     kept = [dim for dim in range(first, last) if sizes[dim] != 1]
-    return all(strides[a] == strides[b] * sizes[b] for a, b in zip(kept, kept[1:], strict=False))
+    return all(strides[a] == strides[b] * sizes[b] for a, b in pairwise(kept))
 
 
-def _plan(*tensors: torch.Tensor) -> tuple[list[torch.Tensor], tuple[int, int], tuple[int, int, int, int, bool]]:
+def _plan(
+    *tensors: torch.Tensor,
+) -> tuple[list[torch.Tensor], tuple[int, int], tuple[int, int, int, int, bool]]:
     rows = as_rows(*tensors)
     outer, inner, hidden = rows[0].shape
     tile = pick_tiles(outer, inner, hidden)
@@ -310,7 +321,9 @@ def _promoted(left: torch.Tensor, right: torch.Tensor) -> torch.dtype:
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float, rounding: int) -> torch.Tensor:
     (rows,), grid, tile = _plan(x)
-    out = torch.empty(x.shape, dtype=_promoted(x, weight) if rounding == CAST_FIRST else x.dtype, device=x.device)
+    out = torch.empty(
+        x.shape, dtype=_promoted(x, weight) if rounding == CAST_FIRST else x.dtype, device=x.device
+    )
     if out.numel():
         launch(rms_norm_kernel, grid, (rows, weight, out.view(rows.shape), eps, rounding, *tile))
     return out
@@ -405,7 +418,9 @@ def rms_norm_plus_one_add(
     return _norm_add(hidden_states, residual, weight, eps, PLUS_ONE)
 
 
-def layer_norm(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+def layer_norm(
+    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
     """LayerNorm over the last dimension, computed in float32 and rounded once.
 
     Args:

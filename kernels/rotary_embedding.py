@@ -1,16 +1,18 @@
-"""Rotary embedding of queries and keys in one launch, in cuTile (half-split form: the second half is the partner).
+"""Rotary embedding of queries and keys in one launch, in cuTile (half-split form).
 
     out[:half] = x[:half] * cos[:half] - x[half:] * sin[:half]
     out[half:] = x[half:] * cos[half:] + x[:half] * sin[half:]
 
-`rotary_embedding` rounds both products and the sum to the model's dtype, as the eager code does; the float32 form keeps
-them in float32 and rounds once. Both halves of cos and sin are read: nothing says that they are equal.
+`rotary_embedding` rounds both products and the sum to the model's dtype, as the eager code does; the float32
+form keeps them in float32 and rounds once. Both halves of cos and sin are read: nothing says that they are
+equal.
 
-Tiles. Arrays stay [batch, heads, positions, head_dim] with their own strides, so the transposed view of a projection is
-read in place; the results are contiguous. A block takes HEADS heads at POSITIONS positions, so that each value of cos
-and sin is loaded once for HEADS heads. HALF is head_dim / 2 rounded up to a power of two (head_dim 80 and 96 idle the
-lanes above), and the two halves are slices of the arrays, so that neither reads beyond its own end. Blocks after the
-last group of query heads take the keys: a second launch would cost more than the whole kernel in a decode step.
+Tiles. Arrays stay [batch, heads, positions, head_dim] with their own strides, so the transposed view of a
+projection is read in place; the results are contiguous. A block takes HEADS heads at POSITIONS positions, so
+that each value of cos and sin is loaded once for HEADS heads. HALF is head_dim / 2 rounded up to a power of
+two (head_dim 80 and 96 idle the lanes above), and the two halves are slices of the arrays, so that neither
+reads beyond its own end. Blocks after the last group of query heads take the keys: a second launch would
+cost more than the whole kernel in a decode step.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 
 from tilegym_fx.launch import launch
 
-#: Rows (head, position) of one block, in units of 64 columns a half: four 16-byte loads in flight for each thread.
+#: Rows (head, position) of one block, if a half has 64 columns: four 16-byte loads in flight for each thread.
 BLOCK_ROWS = 32
 #: Heads that share one load of cos and sin.
 MAX_HEADS = 8
@@ -44,7 +46,9 @@ def heads_tile(array, batch, group, position, shape, whole):
 def angle_tile(array, batch, position, shape, whole):
     """Half of cos or sin at the block's positions, to be broadcast over its heads."""
     if whole:
-        tile = ct.load(array, (batch, position, 0), shape=(1, shape[2], shape[3]), check_bounds=False, allow_tma=False)
+        tile = ct.load(
+            array, (batch, position, 0), shape=(1, shape[2], shape[3]), check_bounds=False, allow_tma=False
+        )
         return ct.reshape(tile, (1, 1, shape[2], shape[3]))
     positions = ct.reshape(position * shape[2] + ct.arange(shape[2], dtype=ct.int32), (1, 1, shape[2], 1))
     columns = ct.reshape(ct.arange(shape[3], dtype=ct.int32), (1, 1, 1, shape[3]))
@@ -62,8 +66,9 @@ def put(array, batch, group, position, tile, whole):
 def product(x, factor, dtype):
     """x * factor rounded to `dtype`.
 
-    bfloat16 multiplies and adds natively: a third of the instructions, and the two stay separate. Float16 goes through
-    float32, because the compiler would fuse its product into the sum and drop the rounding between them.
+    bfloat16 multiplies and adds natively, in a third of the instructions, and the two stay separate (read in
+    the disassembly for sm_80, sm_90 and sm_100). Float16 goes through float32: the compiler would fuse its
+    product into the sum and drop the rounding between them.
     """
     if x.dtype == ct.bfloat16 and factor.dtype == ct.bfloat16 and dtype == ct.bfloat16:
         return x * factor
@@ -110,10 +115,10 @@ def rotary_embedding_kernel(
 
 @lru_cache(maxsize=4096)
 def pick_tiles(heads: int, positions: int, half: int) -> tuple[int, int, int]:
-    """Chooses HEADS, POSITIONS and HALF for a number of (query) heads and positions and half a head dimension.
+    """Chooses HEADS, POSITIONS and HALF for a number of query heads, of positions, and half a head dimension.
 
-    Up to MAX_HEADS heads share their cos and sin; POSITIONS fills the block up to BLOCK_ROWS rows of 64 columns, and is
-    1 in a decode step.
+    Up to MAX_HEADS heads share their cos and sin. POSITIONS fills the block up to BLOCK_ROWS rows of 64
+    columns; in a decode step it is 1.
     """
     lanes = _cover(half)
     per_heads = min(MAX_HEADS, _cover(heads))
@@ -170,5 +175,5 @@ def rotary_embedding(
 def rotary_embedding_fp32(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotates queries and keys in float32 and rounds once, to their own dtypes; arguments as for `rotary_embedding`."""
+    """Rotates queries and keys in float32 and rounds once; arguments as for `rotary_embedding`."""
     return _rotated(q, k, cos, sin, False)

@@ -8,6 +8,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "kernelize": "kernelize",
+    "kernelized": "kernelize",
+    "report": "kernelize",
+    "restore": "kernelize",
     "last_report": "reports",
     "recent_reports": "reports",
     "ops": None,

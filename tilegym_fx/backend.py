@@ -6,9 +6,10 @@ shapes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch._guards import detect_fake_mode
@@ -21,13 +22,12 @@ from .cost import device_of
 from .errors import UsageError
 from .export.sites import site_of
 from .inventory import load
-from .pipeline import find
+from .pipeline import Outcome, find
 from .plan import Policy
+from .results import Plan, Rejection
 from .rewrite import rewrite
 
-if TYPE_CHECKING:
-    from .inventory import Inventory
-
+log = logging.getLogger("tilegym_fx")
 _OWN_OPTIONS = ("inner", "only", "skip")
 _INNERS = ("inductor", "eager")
 
@@ -56,16 +56,34 @@ def tilegym_fx_backend(
     inner = own.pop("inner", "inductor")
     if inner not in _INNERS:
         raise UsageError(f"inner={inner!r} is no inner compiler", advice=f"Use one of {', '.join(_INNERS)}")
-    inventory = load()
+    reason = _unknown_dtypes(gm)
+    if reason is not None:
+        log.warning("a graph is left as it is: %s", reason)
+        nothing = Rejection("every Definition", "any", lambda: reason, ())
+        reports.add(Outcome(Plan((), (nothing,)), len(gm.graph.nodes)))
+        return gm if inner == "eager" else _inductor(gm, example_inputs, mode, options)
     aten_graph = to_aten(gm, example_inputs)
     policy = Policy(device_of(_cuda_device(example_inputs)), **own)
-    outcome = find(aten_graph.graph, inventory, policy, site_of)
+    outcome = find(aten_graph.graph, load(), policy, site_of, keep_layouts=True)
     rewrite(aten_graph.graph, outcome.plan)
     aten_graph.recompile()
     reports.add(outcome)
-    if inner == "eager":
-        return aten_graph
-    return _inductor(aten_graph, example_inputs, mode, options, inventory)
+    return aten_graph if inner == "eager" else _inductor(aten_graph, example_inputs, mode, options)
+
+
+def _unknown_dtypes(gm: GraphModule) -> str | None:
+    """Why the dtypes of the graph's values are not known before it runs, or None.
+
+    Autocast chooses dtypes below the level at which the graph is traced.
+    """
+    if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+        return "autocast is on around it, and chooses the dtypes when it runs"
+    for node in gm.graph.nodes:
+        if node.target is torch.amp.autocast_mode._enter_autocast:
+            enabled = node.args[2] if len(node.args) > 2 else node.kwargs.get("enabled", True)
+            if enabled:
+                return "it turns autocast on, which chooses the dtypes when it runs"
+    return None
 
 
 def to_aten(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
@@ -95,7 +113,6 @@ def _inductor(
     example_inputs: Sequence[Any],
     mode: str | None,
     options: dict[str, Any],
-    inventory: Inventory,
 ) -> Callable[..., Any]:
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx

@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .facts import Facts, Symbol, graph_facts
 from .normalize.aliasing import Writes
 from .normalize.casts import CAST
-from .normalize.edit import shape_key
+from .normalize.edit import shape_key, switches_mode
 from .normalize.views import view_nodes
 from .pattern import OPEN, Captured, Form, Pattern, specialize
 from .results import Match, MatchKind, Rejection, Site
@@ -47,6 +48,9 @@ class GraphIndex:
         self.facts = graph_facts(graph)
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.writes = Writes(graph)
+        self.section = dict(
+            zip(graph.nodes, accumulate(switches_mode(node) for node in graph.nodes), strict=True)
+        )
         self.by_operation: dict[Any, list[Node]] = defaultdict(list)
         for node, facts in self.facts.items():
             self.by_operation[facts.operation].append(node)
@@ -261,6 +265,7 @@ class Matcher:
         outputs = tuple(search.bound[o] for o in pattern.outputs)
         shared = _shared(region, outputs)
         _require_convex([n for n in region if n not in shared], index)
+        _require_one_mode(region, index)
         by_name = {name: search.bound[p] for p, name in pattern.tensors.items() if p in search.bound}
         scalars = {k: v.node if isinstance(v, Symbol) else v for k, v in search.scalars.items()}
         inputs = {p: by_name[p] if p in by_name else scalars[p] for p in pattern.parameters}
@@ -335,12 +340,26 @@ class Matcher:
 
 def _require_guards(form: Form, values: Mapping[str, Any], outputs: tuple[Node, ...]) -> None:
     for guard in form.guards:
-        if (reason := guard(**values)) is not None:
-            raise _Mismatch(lambda: reason, outputs)
+        try:
+            reason = guard(**values)
+        except GuardOnDataDependentSymNode:
+            reason = "it cannot be told before the graph runs whether its sizes fit"
+        if reason is not None:
+            raise _Mismatch(_say("{}", reason), outputs)
 
 
 def _lay_outputs(search: _Search, pairs: list[tuple[Node, Node]]) -> bool:
-    return any(True for _ in search._lay_all(pairs))
+    return any(_same_dtypes(search) for _ in search._lay_all(pairs))
+
+
+def _same_dtypes(search: _Search) -> bool:
+    """Whether all that was laid has the dtypes of the trace; under autocast a graph's values have others."""
+    for node, wanted in search.taken.items():
+        here, traced = (getattr(n.meta.get("val"), "dtype", None) for n in (node, wanted))
+        if here != traced:
+            search._note(node, _say("{} is {} here, not {} (autocast?)", node, here, traced))
+            return False
+    return True
 
 
 def _specialize(pattern: Pattern, form: Form, values: Mapping[str, Any]) -> Pattern | None:
@@ -431,6 +450,15 @@ def _require_unwritten(
     for output in filter(writes.touched, outputs):
         if any(root not in region or own[root] > 1 for root in writes.roots(output)):
             raise _Mismatch(_say("{} shares memory that is written in place", output), [output])
+
+
+def _require_one_mode(region: Sequence[Node], index: GraphIndex) -> None:
+    """Gradients and autocast may not be switched on or off between the region's calls."""
+    for node in region:
+        if index.section[node] != index.section[region[0]]:
+            raise _Mismatch(
+                _say("the grad or autocast mode changes between {} and {}", region[0], node), [node]
+            )
 
 
 def _require_one_device(values: Mapping[str, Any], region: Sequence[Node]) -> None:

@@ -134,7 +134,7 @@ def trace(
     def flat(*values: Any) -> Any:
         return function(**{**inputs, **dict(zip(flowing, values, strict=True))})
 
-    with torch.no_grad(), _quiet_fake_tensors():
+    with torch.no_grad(), torch._C._DisableAutocast(), _quiet_fake_tensors():
         graph = make_fx(flat, pre_dispatch=True)(*flowing.values()).graph
     placeholders = dict(zip(flowing, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
     normalize(graph)

@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from .cost import Device, node_seconds
 from .match import Matcher
-from .normalize import normalize
+from .normalize import normalize, pin_layouts
 from .pattern import patterns_of
 from .plan import Policy, plan
 from .results import Plan, PlannedMatch, Rejection, Site
@@ -71,7 +71,14 @@ def matcher_for(inventory: Inventory) -> Matcher:
     return _matchers[inventory]
 
 
-def find(graph: Graph, inventory: Inventory, policy: Policy, site_of: Callable[[Node], Site]) -> Outcome:
+def find(
+    graph: Graph,
+    inventory: Inventory,
+    policy: Policy,
+    site_of: Callable[[Node], Site],
+    *,
+    keep_layouts: bool = False,
+) -> Outcome:
     """Normalise the graph in place, match every Pattern, and plan. Nothing is rewritten.
 
     Args:
@@ -79,11 +86,14 @@ def find(graph: Graph, inventory: Inventory, policy: Policy, site_of: Callable[[
         inventory: Whose Definitions to look for.
         policy: Device, ``only`` and ``skip``.
         site_of: Where in the model's source a node comes from.
+        keep_layouts: The graph is going to run: what its caller sees contiguous must stay so.
     """
     matcher = matcher_for(inventory)
     nodes = sum(n.op == "call_function" for n in graph.nodes)
     seconds: dict[str, float] = {}
     with _timed("normalize", seconds):
+        if keep_layouts:
+            pin_layouts(graph)
         normalize(graph)
     with _timed("match", seconds):
         matches, misses = matcher.match(graph, site_of)

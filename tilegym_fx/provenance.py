@@ -157,6 +157,7 @@ class Provenance:
     _paths: dict[int, list[str]] = field(default_factory=dict)
     _tensors: dict[int, NodeRef] = field(default_factory=dict)
     _direct: dict[int, list[int]] = field(default_factory=dict)
+    _real: dict[int, nn.Module] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.graph.nodes:
@@ -165,6 +166,10 @@ class Provenance:
                 self._nodes[node.meta[NODE_KEY]] = node
         for path, module in self.module.named_modules(remove_duplicate=False):
             self._paths.setdefault(id(module), []).append(path)
+            self._real[id(vars(module))] = module
+        for call in self.calls:
+            if call.module is not None:
+                call.module = self.real(call.module)
         for name, path in self.held.items():
             owner, _, attribute = path.rpartition(".")
             tensor = getattr(self.module.get_submodule(owner), attribute)
@@ -172,6 +177,10 @@ class Provenance:
                 self._tensors[id(tensor)] = NodeRef(self._names[name].meta[NODE_KEY])
         for number, origin in self._origins.items():
             self._direct.setdefault(origin.call.index, []).append(number)
+
+    def real(self, module: nn.Module) -> nn.Module:
+        """The module itself: a model with shared modules is traced through stand-ins that have the same `__dict__`."""
+        return self._real.get(id(vars(module)), module)
 
     def direct(self, call: Call) -> Sequence[int]:
         """The numbers of the nodes that a call created itself, not through calls of model code."""

@@ -20,6 +20,7 @@ VARIABLES: dict[str, str] = {
     "TILEGYM_FX_INTERPRET": "1: launch cuTile kernels on CPU tensors through the interpreter (default 0)",
     "TILEGYM_FX_CHECK": "1: check graphs on entry to and exit from every pass (default 0)",
     "TILEGYM_FX_INVENTORY": f"extra inventory roots, {os.pathsep!r} between them; their code is executed",
+    "TILEGYM_FX_CACHE": "folder for what is measured on this machine (default ~/.cache/tilegym_fx)",
 }
 
 
@@ -46,6 +47,20 @@ def inventory_roots() -> tuple[Path, ...]:
         if not root.is_dir():
             raise SettingsError(f"{name} names {str(root)!r}, which is not a folder")
     return roots
+
+
+def cache_folder() -> Path:
+    """Where results of tuning on this machine are kept (``TILEGYM_FX_CACHE``); it need not exist."""
+    chosen = os.environ.get("TILEGYM_FX_CACHE", "").strip()
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return (Path(base) if base else Path.home() / ".cache") / "tilegym_fx"
+
+
+def foreign_toolkits() -> dict[str, str]:
+    """The variables that make programs use another CUDA toolkit than their own, and their values."""
+    return {name: os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)}
 
 
 def unknown_variables() -> tuple[str, ...]:

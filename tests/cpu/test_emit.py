@@ -245,7 +245,10 @@ def test_argument_that_chooses_the_maths_becomes_a_condition() -> None:
     (x,) = tensors(1)
     result = emitted(model, (x,))
     text = method(result, "Flag")
-    assert "if not plus_one:\n            y = tilegym_fx.ops.rms_norm(x, self.weight, eps)\n        else:\n" in text
+    assert "        if not plus_one:\n            return tilegym_fx.ops.rms_norm_add(x, x, self.weight, eps)\n" in text
+    assert text.endswith(
+        "        else:\n            y = chosen(x, self.weight, plus_one, eps)\n            return y + x"
+    )
 
 
 def test_dropped_dropout_becomes_a_condition() -> None:

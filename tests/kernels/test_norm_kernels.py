@@ -1,4 +1,4 @@
-"""The norm kernels against float64 and against their references, through the interpreter and, marked gpu, on a GPU."""
+"""The norm kernels against float64 and their references: interpreted and, marked gpu, on a GPU."""
 
 from __future__ import annotations
 
@@ -189,12 +189,14 @@ def test_tiles_cover_the_rows_and_idle_few_lanes(kernels):
             assert inner % per_inner == 0
             assert fits == (outer % per_outer == 0)
             lanes = -(-hidden // chunk) * chunk
-            assert lanes <= hidden * 1.25 or lanes - hidden < 1024 <= hidden or lanes - hidden < 4096 <= hidden
+            assert (
+                lanes <= hidden * 1.25 or lanes - hidden < 1024 <= hidden or lanes - hidden < 4096 <= hidden
+            )
             if outer * inner <= 264:
                 assert per_outer * per_inner == 1
 
 
-#: What a launch is compiled for: whole chunks, a ragged one, several rows a block, heads, and a loop over a long row.
+#: Whole chunks, a ragged one, several rows a block, heads, and a loop over a long row.
 COMPILED = ((32, 4096), (3, 2880), (4100, 576), (4096, 8, 128), (2, 20000))
 
 

@@ -185,14 +185,17 @@ def _rotary_interleaved_partial(r: Rounding, name: str, q: Any, k: Any, cos: Any
 
 
 def _attend(r: Rounding, q: Any, k: Any, v: Any, bias: Any, scale: float) -> Any:
-    """Tolerance: scores, bias and sum may each be rounded, so may the weights and the output."""
+    """Tolerance: scores, bias and sum may each be rounded, so may the weights and the output.
+
+    The sums over the keys are taken in float32: n terms may lose n roundings, as for a linear layer.
+    """
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) * scale
     size = (q.abs() @ k.abs().transpose(-1, -2) * scale).amax(-1, keepdim=True)
     seen = torch.where(bias > -1e4, (scores.abs() + bias.abs()), 0.0).amax(-1, keepdim=True)
     weights = torch.softmax(scores + bias, -1)
     score_error = 4 * r.relative * seen + 16 * ROUNDED32 * size
-    relative = torch.expm1(2 * score_error) + 3 * r.relative
+    relative = torch.expm1(2 * score_error) + 3 * r.relative + k.shape[-2] * ROUNDED32
     tolerance = relative * (weights @ v.abs()) + r.step
     return (((weights @ v).transpose(1, 2), tolerance.transpose(1, 2)),)
 

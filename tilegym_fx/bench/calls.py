@@ -67,8 +67,9 @@ class Generate:
     def __init__(self, model: nn.Module, options: dict[str, Any], case: Case) -> None:
         self._model: Any = model
         self._prompt = random_tokens(model, case.batch, case.tokens)
-        self._options = {"max_new_tokens": case.new, "min_new_tokens": case.new, "do_sample": False,
-                         "pad_token_id": 0, "attention_mask": torch.ones_like(self._prompt), **options}  # fmt: skip
+        self._model.generation_config.eos_token_id = None  # nothing but the length ends it
+        self._options = {"max_new_tokens": case.new, "do_sample": False, "pad_token_id": 0,
+                         "attention_mask": torch.ones_like(self._prompt), **options}  # fmt: skip
 
     def __call__(self) -> torch.Tensor:
         tokens: torch.Tensor = self._model.generate(self._prompt, **self._options)

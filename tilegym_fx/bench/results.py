@@ -57,6 +57,7 @@ class Result:
         prepare: Seconds by step: ``build``, ``patch``, ``first call``.
         fallbacks: Op and reason -> calls that ran a reference instead of a kernel.
         peak_bytes: Most memory in use while it was timed.
+        note: What a reader of the times has to know.
         error: Why there are no times.
     """
 
@@ -69,6 +70,7 @@ class Result:
     prepare: dict[str, float] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
     peak_bytes: int = 0
+    note: str = ""
     error: str | None = None
 
     @property

@@ -89,6 +89,10 @@ class Inspector:
         scope = Scope(self.home, {})
         self._expression(expr, scope, set(kept))
 
+    def present(self, name: str) -> None:
+        """Notes that a local must not be None."""
+        self._guard(f"{name} is not None")
+
     # -- the walk ---------------------------------------------------------------------------------------------
 
     def _expression(self, expr: ast.expr, scope: Scope, kept: set[ast.expr]) -> None:

@@ -255,6 +255,8 @@ class Placer:
             inspector.expression(_right_side(statement), kept)
         inspector.expression(anchor, kept)
         facts = inspector.facts
+        for name in self._optional(operands):
+            inspector.present(name)
         arguments = self._arguments(operands, facts)
         made = Replacement(
             self.region.match, self.at, self.owner, self.last, anchor, self.removed, arguments, before, after, facts=facts
@@ -265,6 +267,16 @@ class Placer:
         else:
             made.idle = self._idle(made, kept)
         return made
+
+    def _optional(self, operands: list[Operand]) -> list[str]:
+        """Inputs that are None unless a caller gives them; a called function may do without, the kernel cannot."""
+        spec = self.source.node.args
+        named = dict(zip([a.arg for a in (*spec.posonlyargs, *spec.args)][::-1], spec.defaults[::-1], strict=False))
+        named |= {a.arg: d for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if d is not None}
+        optional = {name for name, d in named.items() if isinstance(d, ast.Constant) and d.value is None}
+        found = [o.expr.id for o in operands if isinstance(o.expr, ast.Name) and o.expr.id in optional]
+        crossed = any(self.at.provenance._origins[n].call is not self.at.call for n in self.region.numbers)
+        return list(dict.fromkeys(found)) if crossed else []
 
     def _check_context(self, anchor: ast.expr) -> None:
         """The anchor must run whenever its statement does: no part of a choice, target or delayed code."""

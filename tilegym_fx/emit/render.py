@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .guards import Refusal
 from .place import Piece, Replacement
@@ -203,9 +203,18 @@ class Renderer:
         tail = self._tail(edit.anchor) if prefix is None else 0
         if "\n" not in flat and lead + len(flat) + tail <= WIDTH:
             return flat
+        if (arm.before or arm.after) and not arm.before.startswith("("):
+            return self._tuple(edit, arm, column)
         inner = " " * (column + 4)
         lines = "".join(f"{inner}{_reindent(argument, column + 4)},\n" for argument in arguments)
         return f"{arm.before}{name}(\n{lines}{' ' * column}){arm.after}"
+
+    def _tuple(self, edit: Edit, arm: Arm, column: int) -> str:
+        """The call and what stands beside it, one item per line in brackets."""
+        inner = " " * (column + 4)
+        alone = replace(arm, before="", after="")
+        items = [*_items(arm.before), self._call(edit, alone, column + 4, column + 4), *_items(arm.after)]
+        return "(\n" + "".join(f"{inner}{item},\n" for item in items) + " " * column + ")"
 
     def _tail(self, anchor: ast.expr) -> int:
         line = self._line(anchor.end_lineno or anchor.lineno)
@@ -258,6 +267,10 @@ class Renderer:
         lead = column + len(head.rpartition("\n")[2])
         call = self._call(edit, arm, column, lead)
         return textwrap.dedent(" " * column + head + call + self._text[last:end].decode())
+
+
+def _items(text: str) -> list[str]:
+    return [item for item in text.split(", ") if item]
 
 
 def _condition(guards: Sequence[str], column: int) -> str:

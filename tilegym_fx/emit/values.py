@@ -136,7 +136,8 @@ class View:
         """What an expression evaluated to: a `NodeRef`, a tuple, a plain value, or OPAQUE."""
         if expr not in self._cache:
             self._cache[expr] = OPAQUE
-            self._cache[expr] = self._evaluate(expr)
+            found = self._evaluate(expr)
+            self._cache[expr] = self.provenance.real(found) if isinstance(found, nn.Module) else found
         return self._cache[expr]
 
     def _evaluate(self, expr: ast.expr) -> Any:
@@ -245,6 +246,8 @@ class View:
             node = self.provenance.resolve(value)
             fake = node.meta.get("val") if node is not None else None
             return fake if isinstance(fake, torch.Tensor) else OPAQUE
+        if isinstance(value, nn.Module):
+            return self.provenance.real(value)
         if isinstance(value, tuple):
             return tuple(self._live(item) for item in value)
         if isinstance(value, dict):

@@ -60,26 +60,47 @@ def export_phase(model: nn.Module, phase: Phase, batch: int = 1, seq: int = 2048
     Raises:
         ExportError: The sizes make no sense for this model, it keeps no cache, or it cannot be traced.
     """
+    started = time.perf_counter()
+    kwargs = phase_inputs(model, phase, batch, seq)
+    prepared = time.perf_counter() - started
+    graph = export_module(model, (), kwargs, phase=phase)
+    stages = MappingProxyType({"inputs": prepared, **graph.stages})
+    return dataclasses.replace(graph, seconds=prepared + graph.seconds, stages=stages)
+
+
+def phase_inputs(
+    model: nn.Module, phase: Phase, batch: int, seq: int, *, padded: bool = False
+) -> dict[str, Any]:
+    """The keyword arguments with which ``generate()`` calls a model in a phase, for :func:`export_module`.
+
+    Args:
+        model: A causal language model of transformers.
+        phase: Which call.
+        batch: Sequences.
+        seq: Tokens of the prompt, and entries of the cache in decode.
+        padded: Give an attention mask, as for prompts of unequal length.
+
+    Raises:
+        ExportError: The sizes make no sense for this model, or it keeps no cache.
+    """
     if batch < 1 or seq < 1:
         raise ExportError(
             f"batch {batch} and seq {seq} leave nothing to export", advice="Give sizes of 1 and more"
         )
     _check_length(model, phase, seq)
-    started = time.perf_counter()
     device = next(model.parameters()).device
     kwargs: dict[str, Any] = {"use_cache": True}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         kwargs["logits_to_keep"] = 1
-    length = seq
+    length, total = seq, seq
     if phase == "decode":
-        length = 1
+        length, total = 1, seq + 1
         name, cache = _filled_cache(model, _tokens(batch, seq, device), kwargs)
         kwargs[name] = cache
+    if padded:
+        kwargs["attention_mask"] = torch.ones(batch, total, dtype=torch.long, device=device)
     kwargs["input_ids"] = _tokens(batch, length, device)
-    prepared = time.perf_counter() - started
-    graph = export_module(model, (), kwargs, phase=phase)
-    stages = MappingProxyType({"inputs": prepared, **graph.stages})
-    return dataclasses.replace(graph, seconds=prepared + graph.seconds, stages=stages)
+    return kwargs
 
 
 def _tokens(batch: int, length: int, device: torch.device) -> torch.Tensor:

@@ -14,6 +14,7 @@ from ..errors import InternalError
 from . import arithmetic, casts, cleanup, views
 from .aliasing import Writes
 from .edit import GraphPass, aten, calls
+from .layouts import pin_layouts
 
 #: Order matters only where the comment says so; the list runs until nothing changes.
 PASSES: tuple[GraphPass, ...] = (
@@ -104,4 +105,4 @@ def _require_normal(graph: Graph) -> None:
             raise InternalError(f"node {node.name} ({node.target}) should not be in the normal form")
 
 
-__all__ = ["PASSES", "normalize"]
+__all__ = ["PASSES", "normalize", "pin_layouts"]

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .aliasing import Writes, written_args
-from .edit import aten, calls, size_key, take_over, val
+from .edit import aten, calls, size_key, switches_mode, take_over, val
 
 _ASSERTS = {
     aten._assert_tensor_metadata.default,
@@ -97,6 +97,8 @@ def drop_copies(graph: Graph) -> int:
 
 
 def _may_go(node: Node, source: Node, writes: Writes) -> bool:
+    if node.meta.get("pinned"):
+        return False
     if node.target is aten.alias.default:
         return not writes.touched(node)
     return writes.may_stand_for(source, node)
@@ -114,14 +116,16 @@ def drop_dropout(graph: Graph) -> int:
 
 
 def merge_duplicates(graph: Graph) -> int:
-    """Common subexpressions become one node; values read at different epochs of a write stay apart."""
+    """Common subexpressions become one node, but not across a write or a change of grad or autocast mode."""
     writes = Writes(graph)
     seen: dict[Any, Node] = {}
-    changed = 0
+    changed = section = 0
     for node in list(graph.nodes):
+        section += switches_mode(node)
         key = _value_key(node, writes)
         if key is None:
             continue
+        key = (section, key)
         first = seen.setdefault(key, node)
         if first is not node and writes.may_stand_for(first, node):
             take_over(node, first)

@@ -14,6 +14,12 @@ from torch.fx import Graph, Node
 
 aten = torch.ops.aten
 
+_MODE_SWITCHES = {
+    torch._C._set_grad_enabled,
+    torch.amp.autocast_mode._enter_autocast,
+    torch.amp.autocast_mode._exit_autocast,
+}
+
 #: A pass takes the graph, edits it in place and returns how many edits it made.
 GraphPass = Callable[[Graph], int]
 
@@ -34,6 +40,11 @@ def calls(graph: Graph, targets: Sequence[Any] | set[Any]) -> Iterator[Node]:
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in wanted:
             yield node
+
+
+def switches_mode(node: Node) -> bool:
+    """Whether the call turns gradients or autocast on or off for what follows."""
+    return node.op == "call_function" and node.target in _MODE_SWITCHES
 
 
 def is_tensor(value: object) -> bool:

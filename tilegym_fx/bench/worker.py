@@ -1,0 +1,243 @@
+"""One variant of a model: built, patched, and for each case prepared, judged, timed and profiled.
+
+``python -m tilegym_fx.bench.worker`` reads a job from stdin as one line of JSON and answers in lines: ``about`` the
+model, then for each case ``ready``, whereupon it waits for a line, and ``result``. A case that cannot be timed, or
+that differs from the original, gives a ``result`` with an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tilegym_fx import ops, verify
+from tilegym_fx.errors import TilegymFxError, VerifyError
+from tilegym_fx.export.trace import MODEL_ERRORS, describe
+from tilegym_fx.model_source import resolve_model
+
+from . import patches
+from .calls import ROUND, CaseCall, Decode, Generate, Prefill
+from .cases import Case
+from .clock import Call, Clock
+from .job import Job
+from .models import make_model, read_bytes
+from .profile import kernel_functions, kernel_times, our_kernels
+from .results import Result, Samples, as_json
+from .timing import copy_rate
+
+#: A prompt of more tokens takes a float32 model too long.
+_MOST_JUDGED = 8192
+_PROFILED_CALLS = {"prefill": 2, "decode": 5, "generate": 1}
+
+Send = Callable[[dict[str, Any]], None]
+Turn = Callable[[], None]
+
+
+class Worker:
+    """Builds the model at once.
+
+    Args:
+        job: What to do.
+        send: Takes the messages.
+        turn: Returns when it is this worker's turn to time something.
+    """
+
+    def __init__(self, job: Job, send: Send, turn: Turn) -> None:
+        self._job, self._send, self._turn = job, send, turn
+        self._variant = job.parsed_variant
+        self._clock = Clock(job.device)
+        self._prepare: dict[str, float] = {}
+        if self._variant.is_peer:
+            model_type = resolve_model(job.model, trust_remote_code=job.trust_remote_code).model_type
+            patches.patch_process(self._variant, model_type)
+        self._model = self._timed("build", lambda: make_model(job))
+        self._is_reference = self._variant.name == "eager"
+        self._wide = self._float32_copy() if self._is_reference and job.judge else None
+        self._timed("patch", lambda: patches.patch_model(self._variant, self._model))
+        self._forward = patches.forward_of(self._variant, self._model, tiny=job.tiny)
+
+    def run(self) -> None:
+        """Work through the cases."""
+        self._send({"kind": "about", **self._about()})
+        for case in self._job.parsed_cases():
+            with torch.no_grad():
+                result = self._result(case)
+            self._send(as_json(result) if result is not None else {"kind": "judged"})
+
+    def _about(self) -> dict[str, Any]:
+        weights = list(self._model.parameters())
+        return {
+            "class": type(self._model).__name__,
+            "parameters": sum(p.numel() for p in weights),
+            "read_bytes": read_bytes(self._model),
+            "attention": getattr(self._model.config, "_attn_implementation", None),
+            "copy_rate": copy_rate() if self._clock.on_gpu and self._is_reference else None,
+        }
+
+    def _result(self, case: Case) -> Result | None:
+        try:
+            return self._measured(case)
+        except TilegymFxError as error:
+            return self._failed(case, str(error))
+        except MODEL_ERRORS as error:
+            return self._failed(case, describe(error))
+
+    def _failed(self, case: Case, why: str) -> Result:
+        return Result(str(case), self._variant.name, prepare=dict(self._prepare), error=why)
+
+    def _measured(self, case: Case) -> Result | None:
+        self._tidy()
+        before = ops.fallbacks()
+        call = self._call(self._model, self._forward, case)
+        first = self._timed("first call", call)
+        verdict = self._judged(case, call, first)
+        if not self._job.timed:
+            return None
+        for _ in range(0 if isinstance(call, Generate) else 3):
+            call()
+        self._clock.wait()
+        self._turn()
+        self._clock.reset_peak()
+        gpu, wall, note = self._times(call)
+        peak = self._clock.peak_bytes()
+        profiled = _PROFILED_CALLS[case.kind]
+        call.rewind()
+        trace = self._clock.trace(call, profiled, self._job.trace_file(case))
+        fallbacks = {" ".join(k): n - before.get(k, 0) for k, n in ops.fallbacks().items() if n > before.get(k, 0)}
+        return Result(
+            str(case), self._variant.name, gpu, wall,
+            kernel_times(trace, our_kernels(kernel_functions()), profiled),
+            verdict, dict(self._prepare), fallbacks, peak, note,
+        )  # fmt: skip
+
+    def _tidy(self) -> None:
+        """Static shapes for every case, and the memory of the last one given back."""
+        torch._dynamo.reset()
+        gc.collect()
+        if self._clock.on_gpu:
+            torch.cuda.empty_cache()
+
+    def _call(self, model: nn.Module, forward: Callable[..., Any], case: Case) -> CaseCall:
+        scaled = self._job.scaled(case)
+        if case.kind == "generate":
+            return Generate(model, patches.generation_options(self._variant, tiny=self._job.tiny), scaled)
+        return (Prefill if case.kind == "prefill" else Decode)(model, forward, scaled)
+
+    def _times(self, call: CaseCall) -> tuple[Samples | None, Samples, str]:
+        """Seconds on the GPU and on the clock, and a note."""
+        clock, repeats = self._clock, self._job.repeats
+        if isinstance(call, Generate):
+            return None, Samples(tuple(clock.wall(call, max(3, repeats // 8)))), ""
+        if isinstance(call, Prefill):
+            fewer = max(3, repeats // 4)
+            return Samples(tuple(clock.each(call, fewer))), Samples(tuple(clock.wall(call, fewer))), ""
+        wall = self._steps(call, lambda: _wall_of_steps(clock, call), max(3, repeats // 8))
+        gpu, note = self._step_on_gpu(call)
+        return gpu, wall, note
+
+    def _step_on_gpu(self, call: CaseCall) -> tuple[Samples | None, str]:
+        """A step inside a CUDA graph; a variant that makes such graphs itself is timed as it is."""
+        step: Call = call
+        if self._variant.mode != "graphs":
+            call.rewind()
+            try:
+                step = self._clock.captured(call)
+            except RuntimeError as error:
+                return None, f"a step cannot be captured into a CUDA graph: {describe(error)}"
+        rounds = -(-self._job.repeats // ROUND)
+        return self._steps(call, lambda: self._clock.each(step, min(ROUND, self._job.repeats)), rounds), ""
+
+    def _steps(self, call: CaseCall, measure: Callable[[], list[float]], rounds: int) -> Samples:
+        seconds: list[float] = []
+        for _ in range(rounds):
+            call.rewind()
+            seconds += measure()
+        return Samples(tuple(seconds))
+
+    def _judged(self, case: Case, call: CaseCall, output: torch.Tensor) -> str:
+        """What was compared, in words.
+
+        Raises:
+            VerifyError: The variant does not compute what the original does.
+        """
+        if isinstance(call, Generate):
+            gap, allowed = call.worst_gap(output)
+            if not gap <= allowed:
+                raise VerifyError(f"{self._variant.name} in {case}: a token {gap:.3g} below the best, {allowed:.3g} allowed")
+            return f"every token within {gap:.3g} of the best of a pass without cache"
+        file = Path(self._job.folder) / f"{case}.pt".replace(":", "-")
+        outputs = {"last logits": [output.float().cpu()]}
+        if self._is_reference:
+            torch.save((outputs, self._wide_outputs(case)), file)
+            return "the original"
+        original, wide = torch.load(file)
+        checks = verify.compare(original, outputs, wide, getattr(torch, self._job.dtype))
+        failed = [check for check in checks if not check.passed]
+        if failed:
+            raise VerifyError(f"{self._variant.name} in {case}: {failed[0]}", advice="It is not timed")
+        return f"{checks[0]} ({'float32 run' if wide else 'the original'})"
+
+    def _float32_copy(self) -> nn.Module | None:
+        weights = sum(4 * p.numel() for p in self._model.parameters())
+        if not self._clock.on_gpu or weights < torch.cuda.mem_get_info()[0] // 2:
+            return copy.deepcopy(self._model).float()
+        return None
+
+    def _wide_outputs(self, case: Case) -> verify.Outputs | None:
+        if self._wide is None or case.batch * case.tokens > _MOST_JUDGED:
+            return None
+        return {"last logits": [self._call(self._wide, self._wide, case)().float().cpu()]}
+
+    def _timed(self, step: str, action: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        result = action()
+        self._clock.wait()
+        self._prepare[step] = round(time.perf_counter() - start, 3)
+        return result
+
+
+def _wall_of_steps(clock: Clock, call: Call) -> list[float]:
+    """Seconds of one step out of a row of them, as in a generation."""
+
+    def row() -> None:
+        for _ in range(ROUND):
+            call()
+
+    return [seconds / ROUND for seconds in clock.wall(row, 1)]
+
+
+def main() -> int:
+    """Answer the job on stdin; whatever libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def send(message: dict[str, Any]) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
+
+    def turn() -> None:
+        send({"kind": "ready"})
+        if not sys.stdin.readline():
+            raise SystemExit("nobody is listening any more")
+
+    job = Job.from_json(json.loads(sys.stdin.readline()))
+    try:
+        Worker(job, send, turn).run()
+    except TilegymFxError as error:
+        send({"kind": "refused", "why": str(error)})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
