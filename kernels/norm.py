@@ -14,9 +14,9 @@ and written once; a power of two that covers 4544 columns would idle almost half
 Loads. A chunk that lies inside its array is loaded without a bounds check (this needs CTK 13.4); one that
 does not is gathered under a mask. A checked tile load compiles to a branch with its use inside, so that each
 load waits for the one before: 704 instructions instead of 264 at 4096 columns, and one load in flight
-instead of eight (disassembly for sm_90). The bulk-copy engine stays off (allow_tma=False): rows go straight to registers in
-16-byte loads, which takes 62 registers a thread at 4096 columns instead of 255 and a shared-memory round
-trip.
+instead of eight (disassembly for sm_90). The bulk-copy engine stays off (allow_tma=False): rows go straight
+to registers in 16-byte loads, which takes 62 registers a thread at 4096 columns instead of 255 and a
+shared-memory round trip.
 """
 
 from __future__ import annotations

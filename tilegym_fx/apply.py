@@ -1,7 +1,7 @@
 """Binding an emitted module to one model instance, and taking it off again.
 
-An emitted module holds subclasses of the model's own classes. `apply` makes chosen module instances instances of
-those subclasses (`module.__class__ = ...`), as torch's FSDP and parametrizations do; no class, module or registry is
+An emitted module holds subclasses of the model's own classes. `apply` makes chosen module instances
+instances of those subclasses (`module.__class__ = ...`), as torch's FSDP and parametrizations do; no class, module or registry is
 touched. Nothing is stored on the instance, so state dicts, deep copies and hooks see no difference.
 """
 
@@ -34,7 +34,8 @@ _PREFIX = "tilegym_fx_emitted_"
 
 
 class Patched:
-    """Base of every emitted class: known to Python and to transformers by the name of the class that it replaces."""
+    """Base of every emitted class: known to Python and to transformers by the name of the class that it
+    replaces."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -43,7 +44,8 @@ class Patched:
         cls.__module__ = original.__module__
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickles as the class that it replaces, so that a pickle needs neither the emitted file nor this package."""
+        """Pickles as the class that it replaces, so that a pickle needs neither the emitted file nor this
+        package."""
         reduced = super().__reduce_ex__(protocol)
         original = original_class(type(self))
         arguments = tuple(original if argument is type(self) else argument for argument in reduced[1])
@@ -83,6 +85,7 @@ class Patch:
         sources: Method -> sha256 of the text that it replaces.
         constants: Path below the module -> the value that the text was made for.
         modules: Path below the module -> class of a submodule whose call the text replaces.
+        dtypes: Path below the module -> dtype of a parameter, as `torch.bfloat16`.
     """
 
     cls: type
@@ -90,6 +93,7 @@ class Patch:
     sources: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
 
 def load(text_or_path: str | os.PathLike[str]) -> ModuleType:
@@ -210,7 +214,9 @@ def _fits(pattern: str, path: str) -> bool:
     if len(parts) < len(wanted):
         return False
     tail = parts[len(parts) - len(wanted) :]
-    return all(part.isdigit() if want == "*" else part == want for want, part in zip(wanted, tail, strict=True))
+    return all(
+        part.isdigit() if want == "*" else part == want for want, part in zip(wanted, tail, strict=True)
+    )
 
 
 def _check_sources(patch: Patch) -> None:
@@ -221,7 +227,9 @@ def _check_sources(patch: Patch) -> None:
         source = function_source(function.__code__) if function is not None else None
         if source is None or source.digest != digest:
             file = inspect.getsourcefile(original) or "an unknown file"
-            raise ApplyError(f"{original.__qualname__}.{name} in {file} is not the text that the emitted file replaces")
+            raise ApplyError(
+                f"{original.__qualname__}.{name} in {file} is not the text that the emitted file replaces"
+            )
 
 
 def _check(patch: Patch, path: str, module: nn.Module) -> None:
@@ -238,6 +246,13 @@ def _check(patch: Patch, path: str, module: nn.Module) -> None:
             raise ApplyError(
                 f"{where} has {name} = {found!r}, and the emitted file was made for {value!r}",
                 advice="Emit the file again from this model's configuration",
+            )
+    for name, dtype in patch.dtypes.items():
+        kept = str(getattr(_reach(module, name), "dtype", None))
+        if kept != dtype:
+            raise ApplyError(
+                f"{where} has {name} in {kept}, and the emitted file was made for {dtype}",
+                advice="Load the model in that dtype, or emit the file again from it",
             )
     for name, wanted in patch.modules.items():
         _check_submodule(f"{where}.{name}", _reach(module, name), wanted)

@@ -49,13 +49,18 @@ def tilegym_fx_backend(
             (collections of Definition names).
 
     Raises:
-        UsageError: If ``inner`` is unknown, or ``mode`` is given for ``eager``.
+        UsageError: If ``inner`` is unknown, or inductor's options are given for ``eager``.
     """
     options = dict(options or {})
     own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
     inner = own.pop("inner", "inductor")
     if inner not in _INNERS:
         raise UsageError(f"inner={inner!r} is no inner compiler", advice=f"Use one of {', '.join(_INNERS)}")
+    if inner == "eager" and (mode or options):
+        unknown = next(iter(options), "mode")
+        raise UsageError(
+            f"inner='eager' takes no {unknown!r}", advice="Leave it out, or use inner='inductor'"
+        )
     reason = _unknown_dtypes(gm)
     if reason is not None:
         log.warning("a graph is left as it is: %s", reason)

@@ -58,7 +58,11 @@ class GraphIndex:
 
 @dataclass
 class _Search:
-    """One attempt to lay a pattern over a graph, with everything bound so far."""
+    """One attempt to lay a pattern over a graph, with everything bound so far.
+
+    A ``lenient`` search lets one node have other literals than the pattern, and keeps it and the reason: what it
+    finds is a near miss.
+    """
 
     pattern: Pattern
     index: GraphIndex
@@ -68,6 +72,9 @@ class _Search:
     deepest: int = 0
     miss: Callable[[], str] | None = None
     miss_node: Node | None = None
+    lenient: bool = False
+    excuse: Callable[[], str] | None = None
+    excused: Node | None = None
 
     def places(self, anchor: Node, start: Node) -> Iterator[None]:
         """Every way to complete the pattern with ``anchor`` on ``start``; read ``bound`` at each yield."""
@@ -126,9 +133,16 @@ class _Search:
         if here is None or node in self.taken or here.operation != spec.facts.operation:
             self._note(node, lambda: f"found {_name(node)} where the pattern has {spec.facts.operation}")
             return
-        captured = self._literals(node, here, spec.literals)
-        if captured is None or len(here.operands) != len(spec.facts.operands):
+        if len(here.operands) != len(spec.facts.operands):
+            self._note(node, _say("{} has {} operands", node, len(here.operands)))
             return
+        captured = self._literals(node, here, spec.literals)
+        excused = callable(captured)
+        if callable(captured):
+            self._note(node, captured)
+            if not self.lenient or self.excused is not None:
+                return
+            self.excuse, self.excused, captured = captured, node, {}
         self.bound[wanted] = node
         self.taken[node] = wanted
         self.scalars.update(captured)
@@ -140,6 +154,8 @@ class _Search:
         del self.bound[wanted], self.taken[node]
         for name in captured:
             del self.scalars[name]
+        if excused:
+            self.excused = None
 
     def _lay_all(self, pairs: list[tuple[Node, Node]]) -> Iterator[None]:
         if not pairs:
@@ -150,30 +166,44 @@ class _Search:
 
     def _literals(
         self, node: Node, here: Facts, wanted: tuple[tuple[str, Any], ...]
-    ) -> dict[str, Any] | None:
-        """The scalars captured at this node, or None if a literal is another one."""
+    ) -> dict[str, Any] | Callable[[], str]:
+        """The scalars captured at this node, or the reason if a literal is another one."""
         if len(here.literals) != len(wanted):
-            self._note(node, lambda: f"{node.name} has arguments that the pattern's {here.operation} has not")
-            return None
+            return _say("{} has arguments that the pattern's {} has not", node, here.operation)
         captured: dict[str, Any] = {}
         for (place, value), (wanted_place, expected) in zip(here.literals, wanted, strict=True):
             if isinstance(expected, Captured):
-                if (
-                    not isinstance(value, int | float | Symbol)
-                    or self.scalars.get(expected.name, value) != value
-                ):
-                    self._note(node, _say("{!r} at {} cannot be {}", value, node, expected.name))
-                    return None
+                known = self.scalars.get(expected.name, value)
+                if not isinstance(value, int | float | Symbol) or known != value:
+                    return _say("{!r} at {} cannot be {}", value, node, expected.name)
                 if expected.name not in self.scalars:
                     captured[expected.name] = value
             elif place != wanted_place or (expected is not OPEN and not _equal(value, expected)):
-                self._note(node, _say("argument {} of {} is {}, not {}", place, node, value, expected))
-                return None
+                return _say("argument {} of {} is {}, not {}", place, node, value, expected)
         return captured
 
     def _note(self, node: Node, why: Callable[[], str]) -> None:
-        if len(self.taken) > self.deepest:
+        if self.miss is None or len(self.taken) > self.deepest:
             self.deepest, self.miss, self.miss_node = len(self.taken), why, node
+
+
+def _nearest_miss(
+    failed: _Search, anchor: Node, start: Node
+) -> tuple[Callable[[], str], tuple[Node, ...], int] | None:
+    """Why a place nearly fits, the guilty nodes and how much fits; None where too little does.
+
+    One wrong literal is a near miss if all else fits, wherever the search met it.
+    """
+    size = len(failed.pattern.nodes)
+    if failed.miss is None or failed.miss_node is None or size == 1:
+        return None
+    if 2 * failed.deepest < size:
+        lenient = _Search(failed.pattern, failed.index, lenient=True)
+        for _ in lenient.places(anchor, start):
+            if lenient.excuse is not None and lenient.excused is not None:
+                return lenient.excuse, (lenient.excused,), size - 1
+        return None
+    return failed.miss, (failed.miss_node,), failed.deepest
 
 
 def _say(sentence: str, *values: object) -> Callable[[], str]:
@@ -242,14 +272,11 @@ class Matcher:
             mismatch = mismatch or found
         if mismatch is not None:
             why, nodes, depth = mismatch.why, mismatch.nodes, len(pattern.nodes)
-        elif (
-            search.miss is not None
-            and search.miss_node is not None
-            and 2 * search.deepest >= len(pattern.nodes)
-        ):
-            why, nodes, depth = search.miss, (search.miss_node,), search.deepest
         else:
-            return None
+            near = _nearest_miss(search, anchor, start)
+            if near is None:
+                return None
+            why, nodes, depth = near
         return Rejection(pattern.definition, pattern.spelling, why, (start, *nodes), depth, site_of(start))
 
     def _checked(self, search: _Search, site: Site) -> Match | _Mismatch:

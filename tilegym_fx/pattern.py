@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -155,6 +156,12 @@ def _quiet_fake_tensors() -> Iterator[None]:
         logger.setLevel(level)
 
 
+@cache
+def _fake_mode() -> FakeTensorMode:
+    """One mode for every probe: making one takes as long as a small trace."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 @dataclass(frozen=True)
 class _Probe:
     """Sizes and dtypes to trace at; ``equal`` makes axes that divide each other the same (no groups)."""
@@ -173,7 +180,8 @@ class _Probe:
             else:
                 shape = [axes[a] for a in spec.shape]
                 inputs[name] = torch.empty(shape, dtype=self._dtype(spec.dtype, len(shape)), device="meta")
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        mode = _fake_mode()
+        with mode:
             return {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
 
     def _dtype(self, declared: str, rank: int) -> torch.dtype:

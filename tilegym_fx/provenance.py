@@ -1,9 +1,10 @@
 """Where every node of an exported graph comes from in the model's source, and which local holds which value.
 
 `torch.export.export(strict=False)` runs the model's own Python. While it runs, a trace function follows the frames
-of model code; the graph's `create_node` is watched at the same time. Together they give, for each node, the chain of
-calls and the exact instruction (so the exact expression) that created it, and, for each call, the value of every
-local before each executed line. One `Call` is one run of a function: the forward of 32 layers gives 32 of them.
+of model code; the graph's `create_node` is watched at the same time. Together they give, for each node,
+the chain of calls and the exact instruction (so the exact expression) that created it, and, for each call,
+the value of every local before each executed line. One `Call` is one run of a function: the forward of 32
+layers gives 32 of them.
 
 Nodes are known by a number planted in `node.meta`, which survives the renaming that export does afterwards.
 """
@@ -37,11 +38,22 @@ _TORCH_MODULES = _TORCH + "nn/modules/"
 _TORCH_MODULE_MACHINERY = {_TORCH_MODULES + "module.py", _TORCH_MODULES + "container.py"}
 _OWN = str(Path(__file__).parent) + "/"
 _STDLIB = tuple(
-    str(Path(sysconfig.get_paths()[key])) + "/" for key in ("stdlib", "platstdlib") if key in sysconfig.get_paths()
+    str(Path(sysconfig.get_paths()[key])) + "/"
+    for key in ("stdlib", "platstdlib")
+    if key in sysconfig.get_paths()
 )
 _INSTALLED = "/site-packages/"
 #: What torch itself runs while it exports; never model code.
-_LIBRARIES = ("sympy/", "mpmath/", "networkx/", "numpy/", "jinja2/", "filelock/", "fsspec/", "typing_extensions.py")
+_LIBRARIES = (
+    "sympy/",
+    "mpmath/",
+    "networkx/",
+    "numpy/",
+    "jinja2/",
+    "filelock/",
+    "fsspec/",
+    "typing_extensions.py",
+)
 _MAX_ITEMS = 64
 _GENERATOR_FLAGS = 0x20 | 0x80 | 0x100 | 0x200
 
@@ -179,7 +191,8 @@ class Provenance:
             self._direct.setdefault(origin.call.index, []).append(number)
 
     def real(self, module: nn.Module) -> nn.Module:
-        """The module itself: a model with shared modules is traced through stand-ins that have the same `__dict__`."""
+        """The module itself: a model with shared modules is traced through stand-ins that have the same
+        `__dict__`."""
         return self._real.get(id(vars(module)), module)
 
     def direct(self, call: Call) -> Sequence[int]:
@@ -219,7 +232,11 @@ class Provenance:
             module = module if module is not None else call.module
             offset = call.parent_offset
         paths = self.module_paths(module) if module is not None else ()
-        return Site(paths[0] if paths else "", type(module).__name__ if module is not None else "", tuple(frames[::-1]))
+        return Site(
+            paths[0] if paths else "",
+            type(module).__name__ if module is not None else "",
+            tuple(frames[::-1]),
+        )
 
     def sites(self) -> Mapping[str, Site]:
         """The site of each node of the exported graph, by node name."""
@@ -240,7 +257,8 @@ def line_of(code: CodeType, offset: int) -> int:
 
 
 def is_model_code(code: CodeType) -> bool:
-    """Whether a function counts as model code: not torch (except the forwards of torch.nn), not Python's own library."""
+    """Whether a function counts as model code: not torch (except the forwards of torch.nn), not Python's
+    own library."""
     file = code.co_filename
     if file.startswith(_TORCH_MODULES):
         return code.co_name == "forward" and file not in _TORCH_MODULE_MACHINERY
@@ -299,7 +317,9 @@ class Recorder:
         if self._stack:
             above, parent, _ = self._stack[-1]
             offset = above.f_lasti
-        call = Call(len(self._calls), parent, offset, frame.f_code, frame.f_globals, _first_module(frame), self._count)
+        call = Call(
+            len(self._calls), parent, offset, frame.f_code, frame.f_globals, _first_module(frame), self._count
+        )
         self._calls.append(call)
         if parent is not None:
             parent.children.append(call)
@@ -332,7 +352,9 @@ class Recorder:
     def _value(self, held: Any, depth: int = 0) -> Any:
         if isinstance(held, torch.Tensor):
             return _node_ref(held)
-        if held is None or isinstance(held, (bool, int, float, str, nn.Module, type, torch.dtype, FunctionType)):
+        if held is None or isinstance(
+            held, (bool, int, float, str, nn.Module, type, torch.dtype, FunctionType)
+        ):
             return held
         if isinstance(held, (tuple, list)) and len(held) <= _MAX_ITEMS and depth < 3:
             return tuple(self._value(item, depth + 1) for item in held)
@@ -396,7 +418,7 @@ def _watched_nodes(recorder: Recorder) -> Iterator[None]:
         recorder.created(node)
         return node
 
-    fx.Graph.create_node = create_node  # type: ignore[method-assign]
+    fx.Graph.create_node = create_node  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
@@ -405,7 +427,7 @@ def _watched_nodes(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def _untraced_dispatch() -> Iterator[None]:
-    """Stops tracing while torch handles one operation: no model code runs there, and most calls of an export do."""
+    """Stops tracing while torch handles one operation: most calls of an export, and none of model code."""
     handler = getattr(non_strict_utils, "_NonStrictTorchFunctionHandler", None)
     if handler is None:
         yield

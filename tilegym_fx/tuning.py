@@ -26,6 +26,8 @@ Config = dict[str, Any]
 #: What decides which configuration is best, as the kernel's wrapper puts it: sizes, mostly rounded.
 ShapeClass = tuple[Any, ...]
 Key = tuple[str, ShapeClass, Any]
+#: The architecture of tensors that are on no GPU.
+NO_GPU = "none"
 
 
 class TuningError(TilegymFxError):
@@ -74,9 +76,9 @@ def best(kernel: str, shape_class: ShapeClass, dtype: Any, arch: str) -> Config 
 
 @functools.cache
 def arch_of(device: torch.device) -> str:
-    """``sm_90`` for a device of that compute capability, ``none`` for one that is no GPU."""
+    """``sm_90`` for a device of that compute capability; NO_GPU for one that is no GPU."""
     if device.type != "cuda":
-        return "none"
+        return NO_GPU
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 
@@ -164,7 +166,7 @@ class _Recorder(dict[Key, Config]):
         super().__init__(forced)
         self.asked: dict[Key, None] = {}
 
-    def get(self, key: Key, default: Any = None) -> Any:  # type: ignore[override]
+    def get(self, key: Key, default: Any = None) -> Any:
         self.asked[key] = None
         return super().get(key, default)
 

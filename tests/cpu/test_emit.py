@@ -21,7 +21,9 @@ from tilegym_fx.results import Match, Site
 WIDTH = emit_modules.WIDTH
 
 
-def matches_of(model: nn.Module, args: Any = (), kwargs: Any = None) -> tuple[list[Match], provenance.Provenance]:
+def matches_of(
+    model: nn.Module, args: Any = (), kwargs: Any = None
+) -> tuple[list[Match], provenance.Provenance]:
     """The largest non-overlapping Matches that can be written, else the largest ones, in graph order."""
     exported, record = provenance.record(model, args, kwargs)
     graph = copy.deepcopy(exported.graph_module).graph
@@ -60,7 +62,8 @@ def tensors(count: int) -> tuple[torch.Tensor, ...]:
 
 
 def assert_same(model: nn.Module, result: EmitResult, *calls: Callable[[nn.Module], Any]) -> None:
-    """Each call gives the same, to the last bit, before and after the text is applied, and again after restore."""
+    """Each call gives the same, to the last bit, before and after the text is applied, and again after
+    restore."""
     before = [_flat(call(model)) for call in calls]
     module = patching.load(result.text)
     patching.apply(module, model)
@@ -131,7 +134,10 @@ def test_other_bytes_of_a_function_are_kept() -> None:
     (x,) = tensors(1)
     result = emitted(model, (x,))
     text = method(result, "NoGrad")
-    assert "    @torch.no_grad()\n    def forward(self, x: Tensor) -> Tensor:\n        # keep this comment\n" in text
+    assert (
+        "    @torch.no_grad()\n    def forward(self, x: Tensor) -> Tensor:\n        # keep this comment\n"
+        in text
+    )
     assert text.endswith("return tilegym_fx.ops.rms_norm(x, self.weight, 1e-06)  # and this one")
     assert_same(model, result, run(x))
 
@@ -161,7 +167,8 @@ def test_module_shared_by_two_parents_is_rewritten_once() -> None:
     assert_same(model, result, run(x))
 
 
-#: Module, arguments of the example, further calls that must agree, and what must be said when nothing is written.
+#: Module, arguments of the example, further calls that must agree, and what must be said when nothing is
+# written.
 CASES: dict[str, tuple[Callable[[], nn.Module], int, list[dict[str, Any]]]] = {
     "in place after": (emit_modules.InPlaceAfter, 1, []),
     "in place between": (emit_modules.InPlaceBetween, 2, []),
@@ -245,7 +252,10 @@ def test_argument_that_chooses_the_maths_becomes_a_condition() -> None:
     (x,) = tensors(1)
     result = emitted(model, (x,))
     text = method(result, "Flag")
-    assert "        if not plus_one:\n            return tilegym_fx.ops.rms_norm_add(x, x, self.weight, eps)\n" in text
+    assert (
+        "        if not plus_one:\n            return tilegym_fx.ops.rms_norm_add(x, x, self.weight, eps)\n"
+        in text
+    )
     assert text.endswith(
         "        else:\n            y = chosen(x, self.weight, plus_one, eps)\n            return y + x"
     )

@@ -16,8 +16,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "schema": set(),
     "spelling": set(),
     "inventory": {"schema", "spelling"},
-    "provenance": set(),
-    "export": {"provenance"},
+    "export": set(),
+    "provenance": {"export"},
     "normalize": set(),
     "facts": {"normalize"},
     "pattern": {"facts", "inventory", "normalize", "schema", "spelling"},
@@ -38,20 +38,36 @@ MAY_IMPORT: dict[str, set[str]] = {
     "survey": {"cost", "export", "inventory", "model_source", "pipeline", "plan"},
     "render": {"survey"},
     "draft": {"export", "inventory", "normalize", "schema", "survey"},
-    "bench": {"inventory", "model_source", "pipeline", "verify"},
+    "report": {"emit", "pipeline", "verify"},
+    "kernelize": {
+        "apply",
+        "cost",
+        "emit",
+        "export",
+        "inventory",
+        "pipeline",
+        "plan",
+        "provenance",
+        "report",
+        "verify",
+    },
+    "tuning": set(),
+    "doctor": {"launch", "tuning"},
+    "bench": {"doctor", "export", "inventory", "kernelize", "model_source", "ops", "survey", "verify"},
+    "tune": {"bench", "compile", "cost", "inventory", "launch", "plan", "survey", "tuning"},
     "backend": {"cost", "export", "inventory", "pipeline", "plan", "reports", "rewrite"},
     "scan": {"cost", "draft", "inventory", "plan", "render", "survey"},
 }
 
 #: Packages that only some modules may import: what they are about stays in one place.
 ONLY_IN: dict[str, set[str]] = {
-    "transformers": {"export", "model_source"},
+    "transformers": {"bench", "export", "model_source"},
     "huggingface_hub": {"model_source"},
     "cuda": {"compile", "interpreter", "launch"},
     "networkx": {"draft", "match", "plan", "rewrite"},
     "pydantic": {"schema", "inventory"},
-    "rich": {"inventory", "render", "scan"},
-    "argparse": {"bench", "inventory", "scan"},
+    "rich": {"bench", "inventory", "render", "scan"},
+    "argparse": {"bench", "doctor", "inventory", "scan", "tune"},
 }
 
 #: Module -> what it must not know of at all.

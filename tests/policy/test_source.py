@@ -74,10 +74,13 @@ def test_only_settings_reads_the_environment(path: Path) -> None:
 
 
 def broad_catches(path: Path) -> Iterator[int]:
-    """Lines that catch, or suppress, every exception there is."""
+    """Lines that catch every exception there is, unless to clean up and raise again, or suppress it."""
     for node in ast.walk(tree(path)):
         caught: list[ast.expr | None] = []
         if isinstance(node, ast.ExceptHandler):
+            last = node.body[-1]
+            if isinstance(last, ast.Raise) and last.exc is None:
+                continue
             caught = list(node.type.elts) if isinstance(node.type, ast.Tuple) else [node.type]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
             caught = list(node.args)

@@ -1,4 +1,5 @@
-"""Small modules whose authors did something that a careless rewriter gets wrong. Used by test_emit and test_apply."""
+"""Small modules whose authors did something that a careless rewriter gets wrong. Used by test_emit and
+test_apply."""
 
 from __future__ import annotations
 
@@ -147,9 +148,9 @@ class InlineLoop(nn.Module):
 
     def forward(self, x: Tensor, times: int = 2) -> Tensor:
         for _ in range(times):
-            x = self.weight * (x.to(torch.float32) * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + 1e-6)).to(
-                x.dtype
-            )
+            x = self.weight * (
+                x.to(torch.float32) * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + 1e-6)
+            ).to(x.dtype)
         return x
 
 
@@ -176,8 +177,7 @@ class MultiLine(WithNorm):
         return (
             self.norm(
                 # the sum
-                residual
-                + x,
+                residual + x,
             )
             + 1
         )

@@ -50,8 +50,12 @@ def capture(code: Code, inputs: Sequence[Any], *, dynamic: bool = False) -> Grap
     """The ATen graph of the code before decomposition, as the backend captures it."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     fakes = [_fake(mode, value, dynamic) for value in inputs]
+
+    def flat(*values: Any) -> Any:  # make_fx would fill in the defaults of the code's own parameters
+        return code(*values)
+
     with torch.no_grad(), mode:
-        return make_fx(code, pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
+        return make_fx(flat, pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
 
 
 def _fake(mode: FakeTensorMode, value: Any, dynamic: bool) -> Any:

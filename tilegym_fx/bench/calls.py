@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from .cases import Case
 from .models import MARGIN, FilledCache, last_only, random_tokens
 
 #: Steps after which a filled cache is taken back; a few more fit into its margin.
 ROUND = MARGIN // 2
-#: A generated token's logit may lie this far below the best, relative to the largest logit: eight bf16 roundings.
+#: How far below the best a chosen token's logit may lie, relative to the largest: eight bf16 roundings.
 _NEAR_TIE = 8 * 2**-7
 
 
@@ -30,7 +29,7 @@ class CaseCall(Protocol):
 class Prefill:
     """A prompt, without a cache, down to the logits of its last position."""
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any], case: Case) -> None:
+    def __init__(self, model: Any, forward: Callable[..., Any], case: Case) -> None:
         self._forward = forward
         self._arguments = {"input_ids": random_tokens(model, case.batch, case.tokens), "use_cache": False,
                            **last_only(model)}  # fmt: skip
@@ -46,7 +45,7 @@ class Prefill:
 class Decode:
     """The step after a prompt; each call goes on by one position, up to ROUND and a few more."""
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any], case: Case) -> None:
+    def __init__(self, model: Any, forward: Callable[..., Any], case: Case) -> None:
         self._forward = forward
         self._cache = FilledCache(model, random_tokens(model, case.batch, case.tokens))
         self._arguments = {"input_ids": random_tokens(model, case.batch, 1), "use_cache": True,
@@ -64,8 +63,8 @@ class Decode:
 class Generate:
     """A greedy generation of a fixed length."""
 
-    def __init__(self, model: nn.Module, options: dict[str, Any], case: Case) -> None:
-        self._model: Any = model
+    def __init__(self, model: Any, options: dict[str, Any], case: Case) -> None:
+        self._model = model
         self._prompt = random_tokens(model, case.batch, case.tokens)
         self._model.generation_config.eos_token_id = None  # nothing but the length ends it
         self._options = {"max_new_tokens": case.new, "do_sample": False, "pad_token_id": 0,

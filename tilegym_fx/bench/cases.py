@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tilegym_fx.errors import UsageError
@@ -43,6 +43,10 @@ class Case:
         if self.kind == "decode":
             return f"decode:{self.batch}@{self.tokens}"
         return f"{self.kind}:{self.batch}x{self.tokens}" + (f"+{self.new}" if self.new else "")
+
+    def small(self) -> Case:
+        """Something like it that a CPU does in no time."""
+        return replace(self, batch=min(self.batch, 2), tokens=min(self.tokens, 12), new=min(self.new, 4))
 
     @property
     def tokens_per_call(self) -> int:

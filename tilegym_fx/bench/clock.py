@@ -1,4 +1,4 @@
-"""Seconds of a call: by CUDA events and graphs where there is a GPU, by the host's clock where there is none."""
+"""Seconds of a call: by CUDA events and graphs where there is a GPU, by the host's clock elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Clock:
             call()
             mark.record()
         self.wait()
-        return [a.elapsed_time(b) / 1e3 for a, b in zip(marks, marks[1:], strict=False)]
+        return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
 
     def wall(self, call: Call, repeats: int) -> list[float]:
         """Seconds on the clock of each call, with waiting for its end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ class Job:
         device: ``cuda`` or ``cpu``.
         dtype: Of the parameters.
         layers: Number of layers, if not the model's own.
-        tiny: Shrink the model, the cases and the compilers to what a CPU does in seconds.
+        tiny: Shrink the model and spare the compilers, so that a CPU does it in seconds.
         repeats: How often a call is timed (a generation less often).
         judge: Keep a float32 copy of the model to judge by, where it fits; the first worker does.
         timed: False where only reference logits are wanted.
@@ -58,14 +58,6 @@ class Job:
 
     def parsed_cases(self) -> tuple[Case, ...]:
         return parse_cases(self.cases)
-
-    def scaled(self, case: Case) -> Case:
-        """The case itself, or for a tiny model something like it that takes no time."""
-        if not self.tiny:
-            return case
-        return replace(
-            case, batch=min(case.batch, 2), tokens=min(case.tokens, 12), new=min(case.new, 4)
-        )  # fmt: skip
 
     def trace_file(self, case: Case) -> Path | None:
         """``trace.eager.decode-1x2048.json`` for ``trace.json``."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from tilegym_fx.errors import UnknownModelError, UsageError
 from tilegym_fx.export.caches import cache_name
@@ -24,12 +23,12 @@ SEED = 0
 MARGIN = 64
 _TINY = {
     "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "n_embd": 64, "n_head": 4,
-    "n_layer": 2, "sliding_window": 8, "pad_token_id": 0,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "n_embd": 64,
+    "n_head": 4, "n_layer": 2, "sliding_window": 8, "pad_token_id": 0,
 }  # fmt: skip
 
 
-def make_model(job: Job) -> nn.Module:
+def make_model(job: Job) -> Any:
     """The model of a job in eval mode on its device; the same weights in every process.
 
     Raises:
@@ -50,29 +49,29 @@ def make_model(job: Job) -> nn.Module:
             advice="Try fewer layers with --layers, or check the sizes in its config.json",
         ) from error
     if cache_name(model) is None:
-        raise UsageError(f"{type(model).__name__} takes no cache", advice="Time a language model that generates")
+        raise UsageError(
+            f"{type(model).__name__} takes no cache", advice="Time a language model that generates"
+        )
     return model.eval()
 
 
-def _from_config(source: ModelSource, job: Job) -> nn.Module:
+def _from_config(source: ModelSource, job: Job) -> Any:
     from transformers import AutoModelForCausalLM
 
     with torch.device(job.device):
-        model: nn.Module = AutoModelForCausalLM.from_config(
+        return AutoModelForCausalLM.from_config(
             source.config, dtype=getattr(torch, job.dtype), trust_remote_code=job.trust_remote_code
         )
-    return model
 
 
-def _from_checkpoint(source: ModelSource, job: Job) -> nn.Module:
+def _from_checkpoint(source: ModelSource, job: Job) -> Any:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
         source.name, config=source.config, dtype=getattr(torch, job.dtype), local_files_only=True,
         trust_remote_code=job.trust_remote_code,
     )  # fmt: skip
-    moved: nn.Module = model.to(job.device)
-    return moved
+    return model.to(job.device)  # type: ignore[arg-type]
 
 
 def _has_weights(source: ModelSource, job: Job) -> bool:
@@ -102,7 +101,7 @@ def cut_layers(config: PreTrainedConfig, layers: int) -> None:
     config.num_hidden_layers = layers
 
 
-def random_tokens(model: nn.Module, batch: int, length: int) -> torch.Tensor:
+def random_tokens(model: Any, batch: int, length: int) -> torch.Tensor:
     """Token ids [batch, length], the same in every process."""
     vocabulary = int(getattr(model.config, "vocab_size", 0) or 2)
     generator = torch.Generator().manual_seed(SEED)
@@ -110,9 +109,10 @@ def random_tokens(model: nn.Module, batch: int, length: int) -> torch.Tensor:
     return ids.to(next(model.parameters()).device)
 
 
-def last_only(model: nn.Module, count: int = 1) -> dict[str, int]:
+def last_only(model: Any, count: int = 1) -> dict[str, int]:
     """The argument that keeps the logits of the last positions only, where the model takes one."""
-    return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    parameters = inspect.signature(model.forward).parameters
+    return {"logits_to_keep": count} if "logits_to_keep" in parameters else {}
 
 
 class FilledCache:
@@ -123,11 +123,11 @@ class FilledCache:
         prompt: Token ids.
     """
 
-    def __init__(self, model: nn.Module, prompt: torch.Tensor) -> None:
+    def __init__(self, model: Any, prompt: torch.Tensor) -> None:
         from transformers import StaticCache
 
         cache = StaticCache(config=model.config, max_cache_len=prompt.shape[1] + MARGIN)
-        self.argument = {cache_name(model): cache}
+        self.argument: dict[str, Any] = {cache_name(model) or "": cache}
         model(input_ids=prompt, use_cache=True, **self.argument, **last_only(model))
         self._counters = [(layer, _counters(layer)) for layer in cache.layers]
 
@@ -142,7 +142,7 @@ class FilledCache:
 
 
 def _counters(layer: Any) -> dict[str, Any]:
-    """The attributes of a cache's layer that say how full it is: integers, as numbers or as tensors without axes."""
+    """What says how full a cache's layer is: its integers, as numbers or as tensors without axes."""
     found: dict[str, Any] = {}
     for name, value in vars(layer).items():
         if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_floating_point():
@@ -152,8 +152,8 @@ def _counters(layer: Any) -> dict[str, Any]:
     return found
 
 
-def read_bytes(model: nn.Module) -> int | None:
-    """Bytes of weights that a decode step reads: all but a table of which it needs one row. None for experts."""
+def read_bytes(model: Any) -> int | None:
+    """Bytes of weights that a decode step reads; None where it chooses between experts."""
     names = [name for name, _ in model.named_parameters()]
     if any("expert" in name for name in names):
         return None

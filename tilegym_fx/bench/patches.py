@@ -1,4 +1,4 @@
-"""What a variant does to a model: kernelize it, compile it, or let a peer patch transformers before it is built."""
+"""What a variant does to a model: kernelize it, compile it, or let a peer patch transformers first."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ def generation_options(variant: Variant, *, tiny: bool) -> dict[str, Any]:
         return {}
     from transformers import CompileConfig
 
-    config = CompileConfig(**{"mode": None, **compile_options(variant, tiny=tiny)})
+    config: Any = CompileConfig(**{"mode": None, **compile_options(variant, tiny=tiny)})
     config._compile_all_devices = True
     return {"cache_implementation": "static", "compile_config": config}

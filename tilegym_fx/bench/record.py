@@ -22,7 +22,11 @@ def machine() -> dict[str, Any]:
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
         "date": now.isoformat(timespec="seconds"),
-        "machine": {"device": device_name(), "driver": driver_version() or "none", "CUDA": torch.version.cuda or "none"},
+        "machine": {
+            "device": device_name(),
+            "driver": driver_version() or "none",
+            "CUDA": torch.version.cuda or "none",
+        },
         "versions": versions(),
     }
 
@@ -50,5 +54,7 @@ def append_record(folder: Path, header: dict[str, Any], results: Sequence[Result
     title = "" if file.exists() else f"# Measured on {day}, {device}\n"
     text = "\n".join(report_lines(header, results))
     with file.open("a", encoding="utf-8") as record:
-        record.write(f"{title}\n## {header.get('model', '?')}, {header.get('date', '')}\n\n```text\n{text}\n```\n")
+        record.write(
+            f"{title}\n## {header.get('model', '?')}, {header.get('date', '')}\n\n```text\n{text}\n```\n"
+        )
     return file

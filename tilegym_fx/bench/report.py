@@ -59,7 +59,10 @@ def plain_table(columns: Sequence[str], rows: Sequence[tuple[str, ...]], text: S
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
-        set_ = [c.ljust(w) if i in text else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        set_ = [
+            c.ljust(w) if i in text else c.rjust(w)
+            for i, (c, w) in enumerate(zip(cells, widths, strict=True))
+        ]
         return "  ".join(set_).rstrip()
 
     return [line(columns), line(["-" * width for width in widths]), *map(line, rows)]
@@ -68,9 +71,12 @@ def plain_table(columns: Sequence[str], rows: Sequence[tuple[str, ...]], text: S
 def header_lines(header: dict[str, Any]) -> Iterator[str]:
     """What was measured, on what and with what."""
     about = header.get("about", {})
-    size = f", {about['parameters'] / 1e9:.2f} B parameters" if "parameters" in about else ""
+    size = f", {about['parameters'] / 1e9:.3g} B parameters" if "parameters" in about else ""
     layers = f", {header['layers']} layers" if header.get("layers") else ""
-    yield f"{header.get('model', '?')}  {about.get('class', '')}{size}{layers}, {header.get('dtype', '?')}"
+    kind = f"{about.get('class', '')}{size}{layers}, attention {about.get('attention', '?')}"
+    yield f"{header.get('model', '?')}  {kind}, {header.get('dtype', '?')}"
+    if header.get("dry_run"):
+        yield "dry run: a tiny model on the CPU, captured and rewritten but not compiled; its times mean nothing"
     yield ", ".join(f"{name} {value}" for name, value in header.get("machine", {}).items())
     yield ", ".join(f"{name} {value}" for name, value in header.get("versions", {}).items())
     if about.get("copy_rate") and about.get("read_bytes"):

@@ -82,7 +82,10 @@ class Child:
             return message
         self._process.wait()
         log = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return {"kind": "refused", "why": f"ended with status {self._process.returncode}: {(log or ['no message'])[-1]}"}
+        return {
+            "kind": "refused",
+            "why": f"ended with status {self._process.returncode}: {(log or ['no message'])[-1]}",
+        }
 
     def end(self) -> None:
         """Stop it with all that it started."""

@@ -113,7 +113,9 @@ class Worker:
         profiled = _PROFILED_CALLS[case.kind]
         call.rewind()
         trace = self._clock.trace(call, profiled, self._job.trace_file(case))
-        fallbacks = {" ".join(k): n - before.get(k, 0) for k, n in ops.fallbacks().items() if n > before.get(k, 0)}
+        fallbacks = {
+            " ".join(k): n - before.get(k, 0) for k, n in ops.fallbacks().items() if n > before.get(k, 0)
+        }
         return Result(
             str(case), self._variant.name, gpu, wall,
             kernel_times(trace, our_kernels(kernel_functions()), profiled),
@@ -128,10 +130,9 @@ class Worker:
             torch.cuda.empty_cache()
 
     def _call(self, model: nn.Module, forward: Callable[..., Any], case: Case) -> CaseCall:
-        scaled = self._job.scaled(case)
         if case.kind == "generate":
-            return Generate(model, patches.generation_options(self._variant, tiny=self._job.tiny), scaled)
-        return (Prefill if case.kind == "prefill" else Decode)(model, forward, scaled)
+            return Generate(model, patches.generation_options(self._variant, tiny=self._job.tiny), case)
+        return (Prefill if case.kind == "prefill" else Decode)(model, forward, case)
 
     def _times(self, call: CaseCall) -> tuple[Samples | None, Samples, str]:
         """Seconds on the GPU and on the clock, and a note."""
@@ -173,7 +174,9 @@ class Worker:
         if isinstance(call, Generate):
             gap, allowed = call.worst_gap(output)
             if not gap <= allowed:
-                raise VerifyError(f"{self._variant.name} in {case}: a token {gap:.3g} below the best, {allowed:.3g} allowed")
+                raise VerifyError(
+                    f"{self._variant.name} in {case}: a token {gap:.3g} below the best, {allowed:.3g} allowed"
+                )
             return f"every token within {gap:.3g} of the best of a pass without cache"
         file = Path(self._job.folder) / f"{case}.pt".replace(":", "-")
         outputs = {"last logits": [output.float().cpu()]}

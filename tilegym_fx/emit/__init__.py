@@ -1,7 +1,8 @@
-"""The source form: planned Matches written into the model's own methods, as the text of `modeling_<model>.py`.
+"""The source form: planned Matches written into the model's own methods, as the text of
+`modeling_<model>.py`.
 
-`emit` decides for each Match which function holds it and what is written there, or why nothing is. The result is one
-text; nothing is run or changed. `tilegym_fx.apply` binds it to a model.
+`emit` decides for each Match which function holds it and what is written there, or why nothing is. The
+result is one text; nothing is run or changed. `tilegym_fx.apply` binds it to a model.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from torch import fx, nn
 from ..provenance import Provenance
 from ..results import Match, PlannedMatch, Rejection, Site
 from .collect import Collection, Placed
-from .guards import Refusal
-from .place import Replacement, place
+from .outcome import Refusal
+from .outputs import Replacement
+from .place import place
 from .regions import Names
 from .write import Header, write
 
@@ -89,7 +91,8 @@ def emit(
         provenance: The record of the export that the Matches were found in.
         model: The module that was exported.
         header: What the head of the text says; by default the model's class and the installed versions.
-        more: Further captures of the same model (cached decode, a padded batch) with their Matches. A place that
+        more: Further captures of the same model (cached decode, a padded batch) with their Matches. A
+        place that
             depends on a condition gets one branch per capture.
 
     Returns:
@@ -108,8 +111,7 @@ def emit(
                 refused.append(_rejection(match, str(refusal), record))
         for placed, reason in collection.settle(record):
             refused.append(_rejection(placed.made.match, reason, record))
-    text, unwritten = write(collection, header or Header.of(model), solutions)
-    refused += [_rejection(placed.made.match, reason, placed.made.view.provenance) for placed, reason in unwritten]
+    text = write(collection, header or Header.of(model), solutions)
     return EmitResult(text, tuple(_written(placed) for placed in collection.placed), tuple(refused))
 
 

@@ -1,4 +1,5 @@
-"""Gathers replacements by module and method, and checks that every run of a method agrees with its new text."""
+"""Gathers replacements by module and method, and checks that every run of a method agrees with its new
+text."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from typing import Any
 from torch import nn
 
 from ..provenance import Call, Provenance
-from .guards import Refusal
+from .outcome import Refusal
+from .outputs import Replacement
 from .owner import Owner
-from .place import Replacement
 from .render import Edit, edit_of, merge
 from .source import FunctionSource
 from .values import view
@@ -85,7 +86,8 @@ class Collection:
         self.methods[key] = method
 
     def settle(self, provenance: Provenance) -> list[tuple[Placed, str]]:
-        """Takes out what not every run of its statement in this capture agrees with. Gives those, with reasons."""
+        """Takes out what not every run of its statement in this capture agrees with. Gives those, with
+        reasons."""
         runs: dict[tuple[int, Any], list[Call]] = {}
         for call in provenance.calls:
             if call.module is not None:
@@ -98,7 +100,9 @@ class Collection:
                 covered = {p.made.view.call.index for p in mine if p.made.view.provenance is provenance}
                 missed = [c for c in calls if c.index not in covered and _ran(provenance, c, edit)]
                 if covered and missed:
-                    dropped += [(p, "the same method runs more than once and only some runs match") for p in mine]
+                    dropped += [
+                        (p, "the same method runs more than once and only some runs match") for p in mine
+                    ]
                     method.placed = [p for p in method.placed if p.edit is not edit]
             if not method.placed:
                 del self.methods[key]

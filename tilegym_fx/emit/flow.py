@@ -1,6 +1,7 @@
 """Which names a statement reads and binds, and whether a name is still needed after a statement.
 
-Everything here is about the text, not about one run: a branch that was not taken reads and binds like any other.
+Everything here is about the text, not about one run: a branch that was not taken reads and binds like any
+other.
 """
 
 from __future__ import annotations
@@ -39,9 +40,7 @@ def binds(node: ast.AST) -> set[str]:
         at = todo.pop()
         if isinstance(at, ast.Name) and isinstance(at.ctx, (ast.Store, ast.Del)):
             found.add(at.id)
-        elif isinstance(at, (ast.FunctionDef, ast.ClassDef)):
-            found.add(at.name)
-        elif isinstance(at, ast.ExceptHandler) and at.name:
+        elif isinstance(at, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)) and at.name:
             found.add(at.name)
         elif isinstance(at, ast.alias):
             found.add((at.asname or at.name).split(".")[0])
@@ -92,7 +91,9 @@ def captured(function: ast.FunctionDef) -> set[str]:
     return found
 
 
-def needed_after(source: FunctionSource, statement: ast.stmt, name: str, removed: Iterable[ast.AST] = ()) -> bool:
+def needed_after(
+    source: FunctionSource, statement: ast.stmt, name: str, removed: Iterable[ast.AST] = ()
+) -> bool:
     """Whether some path from the end of a statement reads a name before binding it again.
 
     Args:

@@ -1,4 +1,5 @@
-"""Which functions may be rewritten: methods of the model's own modules, found by the class, with plain sources."""
+"""Which functions may be rewritten: methods of the model's own modules, found by the class, with plain
+sources."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from .flow import sees_all_locals
-from .guards import Refusal
+from .outcome import Refusal
 from .values import View
 
 #: Packages whose modules wrap a model's own; their code is not the model's.
@@ -76,9 +77,11 @@ def _find(cls: type, name: str, view: View) -> tuple[str, type]:
 def plain_function(held: Any, code: Any = None) -> FunctionType | None:
     """The function behind what a class holds, decorators undone; None if it is none or has another code."""
     while True:
-        if isinstance(held, FunctionType) and (code is None or held.__code__ is code):
-            if code is not None or not hasattr(held, "__wrapped__"):
-                return held
+        innermost = (
+            not hasattr(held, "__wrapped__") if code is None else getattr(held, "__code__", None) is code
+        )
+        if isinstance(held, FunctionType) and innermost:
+            return held
         wrapped: Callable[..., Any] | None = getattr(held, "__wrapped__", None)
         if isinstance(held, (staticmethod, classmethod, property)) or wrapped is None:
             return None
@@ -120,7 +123,7 @@ def _read_text(view: View) -> None:
 def _check_decorator(decorator: ast.expr, view: View) -> None:
     target = decorator.func if isinstance(decorator, ast.Call) else decorator
     try:
-        held = eval(compile(ast.Expression(target), "<decorator>", "eval"), dict(view.call.globals))  # noqa: S307
+        held = eval(compile(ast.Expression(target), "<decorator>", "eval"), dict(view.call.globals))
     except (NameError, AttributeError):
         held = None
     package = (inspect.getmodule(held) or type(held)).__name__.split(".")[0] if held is not None else ""

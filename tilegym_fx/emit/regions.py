@@ -1,8 +1,9 @@
-"""Where a Match stands in the exported graph: its nodes, its inputs and its outputs in terms of exported nodes.
+"""Where a Match stands in the exported graph: its nodes, its inputs and its outputs in terms of exported
+nodes.
 
 A Match speaks of a normalised graph, the record of the export of the exported one. `meta["origins"]` of a normalised
-node names the exported nodes with its value. The region is then taken from the exported graph itself: everything
-between the outputs and the inputs, whatever normalisation did to it.
+node names the exported nodes with its value. The region is then taken from the exported graph itself:
+everything between the outputs and the inputs, whatever normalisation did to it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from torch import fx
 
 from ..provenance import NODE_KEY, NodeRef, Provenance
 from ..results import Match
-from .guards import Refusal
+from .outcome import Refusal
 
 aten = torch.ops.aten
 #: Operations that give their first argument's value again.
 _CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default}
 _SAME_VALUE = _CASTS | {
-    aten.alias.default, aten.contiguous.default, aten.clone.default, aten.detach.default, aten.dropout.default,
+    aten.alias.default, aten.contiguous.default, aten.clone.default, aten.detach.default,
+    aten.dropout.default,
 }  # fmt: skip
 
 
@@ -45,7 +47,12 @@ class Names:
     def canonical(self, node: fx.Node) -> fx.Node | None:
         """The Match graph's node with the value of an exported node."""
         found = self._canonical.get(node.name)
-        if (self._raw or found is None) and node.target in _SAME_VALUE and isinstance(node.args[0], fx.Node) and _same_type(node, node.args[0]):
+        if (
+            (self._raw or found is None)
+            and node.target in _SAME_VALUE
+            and isinstance(node.args[0], fx.Node)
+            and _same_type(node, node.args[0])
+        ):
             return self.canonical(node.args[0]) or found
         return found
 
@@ -99,7 +106,11 @@ def region_of(match: Match, names: Names) -> Region:
     literals = {name: bound for name, bound in match.inputs.items() if not isinstance(bound, fx.Node)}
     turned: dict[str, str] = {}
     for name, node in inputs.items():
-        if not names.origins(node) and node.target is aten.transpose.int and isinstance(node.args[0], fx.Node):
+        if (
+            not names.origins(node)
+            and node.target is aten.transpose.int
+            and isinstance(node.args[0], fx.Node)
+        ):
             inputs[name], turned[name] = node.args[0], f".transpose({node.args[1]}, {node.args[2]})"
     stops = set(inputs.values())
     found: dict[fx.Node, None] = {}
@@ -126,8 +137,11 @@ def region_of(match: Match, names: Names) -> Region:
     return Region(match, frozenset(n.meta[NODE_KEY] for n in found), inputs, literals, match.outputs, turned)
 
 
-def _idle_casts(edges: Iterable[fx.Node], found: Iterable[fx.Node], provenance: Provenance) -> Iterator[fx.Node]:
-    """Casts of an input that do nothing here and stand in the region's own code: in another dtype they act."""
+def _idle_casts(
+    edges: Iterable[fx.Node], found: Iterable[fx.Node], provenance: Provenance
+) -> Iterator[fx.Node]:
+    """Casts of an input that do nothing here and stand in the region's own code: in another dtype they
+    act."""
     calls = {origin.call.index for node in found if (origin := provenance.origin(node)) is not None}
     for node in edges:
         while node.target in _CASTS and (origin := provenance.origin(node)) is not None:
@@ -141,12 +155,16 @@ def outside_users(numbers: Iterable[int], provenance: Provenance, but: Iterable[
     """The exported nodes among these that some other node, none of `but`, reads."""
     nodes = [provenance.resolve(NodeRef(number)) for number in sorted(numbers)]
     inside = {*numbers, *but}
-    return [node for node in nodes if node is not None and any(_is_outside(user, inside) for user in node.users)]
+    return [
+        node for node in nodes if node is not None and any(_is_outside(user, inside) for user in node.users)
+    ]
 
 
 def _is_outside(user: fx.Node, inside: set[int]) -> bool:
     """Whether a reader counts: the checks that export adds read a value and give none."""
-    return user.target is not aten._assert_tensor_metadata.default and user.meta.get(NODE_KEY, -1) not in inside
+    return (
+        user.target is not aten._assert_tensor_metadata.default and user.meta.get(NODE_KEY, -1) not in inside
+    )
 
 
 def writes_in_place(numbers: Iterable[int], provenance: Provenance) -> fx.Node | None:

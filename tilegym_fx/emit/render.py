@@ -1,7 +1,7 @@
 """The text of a rewritten function: the author's bytes, with the planned places replaced.
 
-Everything that is not replaced keeps its bytes. A replaced place may hold expressions of the author's own, and those
-may hold further replacements, so text is rendered from the inside out.
+Everything that is not replaced keeps its bytes. A replaced place may hold expressions of the author's own,
+and those may hold further replacements, so text is rendered from the inside out.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from .guards import Refusal
-from .place import Piece, Replacement
+from .inputs import Piece
+from .outcome import Refusal
+from .outputs import Replacement
 from .source import FunctionSource
 
 #: Width at which an emitted call is broken into one argument per line: transformers' own.
@@ -59,8 +60,8 @@ def edit_of(made: Replacement) -> Edit:
     """The edit that a replacement asks for."""
     targets = tuple(made.targets) if made.targets is not None else None
     arm = Arm(
-        tuple(made.facts.guards), made.match.definition, tuple(made.arguments), made.before, made.after, targets,
-        tuple(made.aliases),
+        tuple(made.facts.guards), made.match.definition, tuple(made.arguments), made.before, made.after,
+        targets, tuple(made.aliases),
     )  # fmt: skip
     return Edit(made.last, made.anchor, tuple(made.removed), tuple(made.idle), [arm])
 
@@ -96,7 +97,11 @@ def _clash(edit: Edit, new: Edit) -> bool:
 
 def _inside(anchor: ast.expr, edit: Edit) -> bool:
     return any(
-        anchor is part for arm in edit.arms for a in arm.arguments if isinstance(a, ast.expr) for part in ast.walk(a)
+        anchor is part
+        for arm in edit.arms
+        for a in arm.arguments
+        if isinstance(a, ast.expr)
+        for part in ast.walk(a)
     )
 
 
@@ -162,7 +167,8 @@ class Renderer:
         return places
 
     def _line_span(self, statement: ast.stmt) -> tuple[int, int, str]:
-        """A statement's whole lines, with the blank lines after it if blank lines come before it or nothing does."""
+        """A statement's whole lines, with the blank lines after it if blank lines come before it or
+        nothing does."""
         file = self.source.file
         first, last = statement.lineno, statement.end_lineno or statement.lineno
         start, end = file.line_start(first), file.line_start(last + 1)
@@ -174,7 +180,9 @@ class Renderer:
         return start, end, ""
 
     def _line(self, number: int) -> str:
-        return self._text[self.source.file.line_start(number) : self.source.file.line_start(number + 1)].decode()
+        return self._text[
+            self.source.file.line_start(number) : self.source.file.line_start(number + 1)
+        ].decode()
 
     def _column(self, expr: ast.expr) -> int:
         """The column at which an expression's line begins: where a broken call's last bracket goes."""
@@ -195,7 +203,8 @@ class Renderer:
 
     def _call(self, edit: Edit, arm: Arm, column: int, prefix: int | None = None) -> str:
         arguments = [
-            argument if isinstance(argument, str) else self._argument(argument, edit) for argument in arm.arguments
+            argument if isinstance(argument, str) else self._argument(argument, edit)
+            for argument in arm.arguments
         ]
         name = f"tilegym_fx.ops.{arm.call}"
         flat = f"{arm.before}{name}({', '.join(arguments)}){arm.after}"
@@ -278,7 +287,9 @@ def _condition(guards: Sequence[str], column: int) -> str:
     if column + len(flat) + 6 <= WIDTH:
         return flat
     pad = " " * (column + 4)
-    return "(\n" + "".join(f"{pad}{'and ' if i else ''}{g}\n" for i, g in enumerate(guards)) + " " * column + ")"
+    return (
+        "(\n" + "".join(f"{pad}{'and ' if i else ''}{g}\n" for i, g in enumerate(guards)) + " " * column + ")"
+    )
 
 
 def _reindent(text: str, column: int) -> str:
@@ -287,5 +298,8 @@ def _reindent(text: str, column: int) -> str:
     if len(lines) == 1:
         return text
     shift = column - (len(lines[-1]) - len(lines[-1].lstrip()))
-    moved = [line if not line.strip() else " " * max(0, len(line) - len(line.lstrip()) + shift) + line.lstrip() for line in lines[1:]]
+    moved = [
+        line if not line.strip() else " " * max(0, len(line) - len(line.lstrip()) + shift) + line.lstrip()
+        for line in lines[1:]
+    ]
     return "\n".join([lines[0], *moved])

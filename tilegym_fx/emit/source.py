@@ -1,4 +1,5 @@
-"""The source of one function: its syntax tree with positions, and which expression an instruction belongs to."""
+"""The source of one function: its syntax tree with positions, and which expression an instruction belongs
+to."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ class FunctionSource:
             self._calls_by_end[end] = expr
 
     def expr_at(self, offset: int) -> ast.expr | None:
-        """The expression that the instruction at this byte offset evaluates, None if it is no expression's."""
+        """The expression that the instruction at this byte offset evaluates, None if it is no
+        expression's."""
         if offset < 0 or offset // 2 >= len(self._positions):
             return None
         line, end_line, column, end_column = self._positions[offset // 2]

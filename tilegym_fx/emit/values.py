@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..provenance import OPAQUE, Call, NodeRef, Provenance, line_of
+from ..provenance import OPAQUE, Call, NodeRef, Provenance
 from .source import FunctionSource, function_source
-
 
 #: Functions and methods that only look.
 _HARMLESS = {
-    "getattr", "hasattr", "isinstance", "issubclass", "callable", "type", "len", "int", "float", "bool", "str", "abs",
-    "max", "min", "round", "tuple", "sqrt", "get", "size", "dim", "numel", "ndimension", "startswith", "endswith",
+    "getattr", "hasattr", "isinstance", "issubclass", "callable", "type", "len", "int", "float", "bool", "str",
+    "abs", "max", "min", "round", "tuple", "sqrt", "get", "size", "dim", "numel", "ndimension", "startswith",
+    "endswith",
 }  # fmt: skip
 _PREDICATE = re.compile(r"_?(is|use|uses|has|should|can|needs)_")
 
@@ -157,12 +157,10 @@ class View:
         if isinstance(expr, ast.Attribute):
             return self._attribute(self.value(expr.value), expr.attr)
         if isinstance(expr, ast.Subscript):
-            base = self.value(expr.value)
-            if isinstance(base, tuple) and isinstance(expr.slice, ast.Constant) and isinstance(expr.slice.value, int):
-                return base[expr.slice.value] if -len(base) <= expr.slice.value < len(base) else OPAQUE
-            if isinstance(base, nn.ModuleList) and isinstance(expr.slice, ast.Constant):
-                return base[expr.slice.value]
-            return OPAQUE
+            base, at = self.value(expr.value), getattr(expr.slice, "value", None)
+            if not isinstance(base, (tuple, nn.ModuleList)) or not isinstance(at, int):
+                return OPAQUE
+            return base[at] if -len(base) <= at < len(base) else OPAQUE
         return self._plain(self.concrete(expr))
 
     def _name(self, expr: ast.Name) -> Any:
@@ -232,7 +230,7 @@ class View:
             return OPAQUE
         program = compile(ast.Expression(expr), "<condition>", "eval")
         try:
-            return eval(program, dict(self.call.globals), bound)  # noqa: S307
+            return eval(program, dict(self.call.globals), bound)
         except (NameError, TypeError, AttributeError, KeyError, IndexError, ValueError, RuntimeError):
             return OPAQUE
 
@@ -288,14 +286,6 @@ def view(provenance: Provenance, call: Call) -> View | None:
     return cache[call.index]
 
 
-def called_from(call: Call) -> str:
-    """Where a call was made, for a message."""
-    parent = call.parent
-    if parent is None:
-        return "the outermost call"
-    return f"{parent.code.co_filename.rpartition('/')[2]}:{line_of(parent.code, call.parent_offset)}"
-
-
 def _lines(statement: ast.stmt) -> tuple[int, int]:
     """The lines of a statement, or of its header if it has a block."""
     body = getattr(statement, "body", None)
@@ -309,7 +299,9 @@ def _is_harmless(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
         return name in _HARMLESS or _PREDICATE.match(name) is not None
-    return not isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda, ast.comprehension))
+    return not isinstance(
+        node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda, ast.comprehension)
+    )
 
 
 def _has_opaque(value: Any) -> bool:

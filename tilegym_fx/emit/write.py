@@ -1,23 +1,20 @@
-"""Puts rewritten methods together into the text of one module: head, imports, classes, PATCHES, apply and restore."""
+"""Puts rewritten methods together into the text of one module: head, imports, classes, PATCHES, apply and
+restore."""
 
 from __future__ import annotations
 
-import ast
-import builtins
-import keyword
-import platform
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from types import ModuleType
 from typing import Any
 
 from torch import nn
 
-from .collect import Collection, Method, Placed
-from .flow import binds, reads
+from .collect import Collection, Method
+from .flow import reads
+from .imports import Imports, import_globals, indent_of
 from .render import Renderer
 
 
@@ -36,13 +33,16 @@ class Header:
     @classmethod
     def of(cls, model: nn.Module) -> Header:
         """The header for a live model, with the installed versions."""
-        versions = {"python": platform.python_version()}
-        for package in ("torch", "transformers", "tilegym_fx"):
-            try:
-                versions[package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                continue
-        return cls(type(model).__name__, versions)
+        packages = ("torch", "transformers", "tilegym_fx")
+        found = {package: version for package in packages if (version := _version(package)) is not None}
+        return cls(type(model).__name__, found)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @dataclass
@@ -54,42 +54,41 @@ class Variant:
     methods: list[tuple[Method, str]]
     constants: dict[str, Any]
     modules: dict[str, str]
+    dtypes: dict[str, str]
     paths: list[str]
     imports: dict[str, str]
 
 
-def write(
-    collection: Collection, header: Header, solutions: Mapping[str, str | None]
-) -> tuple[str, list[tuple[Placed, str]]]:
-    """The text for what was collected, and what could not be put into it after all."""
-    variants, dropped = _variants(collection)
+def write(collection: Collection, header: Header, solutions: Mapping[str, str | None]) -> str:
+    """The text for what was collected; empty for nothing."""
+    variants = _variants(collection)
     if not variants:
-        return "", dropped
+        return ""
     imports = Imports()
     bodies = [_class(variant, imports, header) for variant in variants]
     used = {p.made.match.definition for p in collection.placed}
     head = _head(header, variants, {name: solutions.get(name) for name in sorted(used)})
     text = "\n\n\n".join([f"{head}\n\n{imports.text()}", *bodies, _patches(variants), _FUNCTIONS]) + "\n"
     compile(text, "<emitted>", "exec")
-    return text, dropped
+    return text
 
 
-def _variants(collection: Collection) -> tuple[list[Variant], list[tuple[Placed, str]]]:
+def _variants(collection: Collection) -> list[Variant]:
     by_module: dict[int, list[Method]] = {}
     for (module, _), method in collection.methods.items():
         by_module.setdefault(module, []).append(method)
     rendered: dict[Any, str] = {}
     groups: dict[Any, Variant] = {}
     for module, methods in by_module.items():
-        methods.sort(key=lambda m: (m.source.code.co_filename, m.source.first_line))
+        methods.sort(key=_place)
         texts = [(method, _render(method, rendered)) for method in methods]
         cls = methods[0].owner.cls
-        constants, modules, imports = _facts(methods)
-        key = (cls, tuple(t for _, t in texts), tuple(sorted(constants.items(), key=str)), tuple(sorted(modules.items())))
+        constants, modules, dtypes, imports = _facts(methods)
+        key = (cls, tuple(t for _, t in texts), repr(constants), repr(modules), repr(dtypes))
         if key not in groups:
-            groups[key] = Variant(cls, cls.__name__, texts, constants, modules, [], imports)
+            groups[key] = Variant(cls, cls.__name__, texts, constants, modules, dtypes, [], imports)
         groups[key].paths.append(collection.paths[module])
-    variants = sorted(groups.values(), key=lambda v: (v.methods[0][0].source.code.co_filename, v.methods[0][0].source.first_line))
+    variants = sorted(groups.values(), key=lambda v: _place(v.methods[0][0]))
     _name(variants)
     for variant in variants:
         others = [p for v in variants if v.cls is variant.cls and v is not variant for p in v.paths]
@@ -98,7 +97,11 @@ def _variants(collection: Collection) -> tuple[list[Variant], list[tuple[Placed,
             if type(module) is variant.cls and path not in variant.paths and path not in others
         ]  # fmt: skip
         variant.paths = _patterns(variant.paths, [*others, *left])
-    return variants, []
+    return variants
+
+
+def _place(method: Method) -> tuple[str, int]:
+    return method.source.code.co_filename, method.source.first_line
 
 
 def _render(method: Method, rendered: dict[Any, str]) -> str:
@@ -109,17 +112,21 @@ def _render(method: Method, rendered: dict[Any, str]) -> str:
     return rendered[key]
 
 
-def _facts(methods: Iterable[Method]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+def _facts(
+    methods: Iterable[Method],
+) -> tuple[dict[str, Any], dict[str, str], dict[str, str], dict[str, str]]:
     constants: dict[str, Any] = {}
     modules: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
     imports: dict[str, str] = {}
     for method in methods:
         for placed in method.placed:
             facts = placed.made.facts
             constants |= facts.constants
             modules |= {path: f"{cls.__module__}.{cls.__qualname__}" for path, cls in facts.modules.items()}
+            dtypes |= facts.dtypes
             imports |= facts.imports
-    return dict(sorted(constants.items())), dict(sorted(modules.items())), imports
+    return tuple(dict(sorted(d.items())) for d in (constants, modules, dtypes, imports))  # type: ignore[return-value]
 
 
 def _name(variants: Sequence[Variant]) -> None:
@@ -153,106 +160,16 @@ def _natural(path: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in path.split(".")]
 
 
-# -- imports ----------------------------------------------------------------------------------------------------
-
-
-class Imports:
-    """The imports of an emitted module; one name never means two things."""
-
-    def __init__(self) -> None:
-        self._lines: dict[str, tuple[str, str]] = {}
-        self._plain: set[str] = {"sys", "tilegym_fx.apply", "tilegym_fx.ops"}
-        self._taken: dict[str, tuple[str, str]] = {"sys": ("sys", ""), "tilegym_fx": ("tilegym_fx", "")}
-
-    def name(self, wanted: str, module: str, attribute: str) -> str:
-        """The name under which a module (empty attribute) or an object of it is imported."""
-        source = (module, attribute)
-        count, name = 1, wanted
-        while name in self._taken and self._taken[name] != source:
-            count += 1
-            name = f"{wanted}_{count}"
-        if name not in self._taken:
-            self._taken[name] = source
-            if attribute == "" and name == module:
-                self._plain.add(module)
-            else:
-                self._lines[name] = source
-        return name
-
-    def text(self) -> str:
-        """The import block, sorted."""
-        groups: dict[str, list[str]] = {}
-        for name, (module, attribute) in self._lines.items():
-            owner, item = (module, attribute) if attribute else (module.rpartition(".")[0], module.rpartition(".")[2])
-            if not owner:
-                self._plain.add(f"{module} as {name}")
-                continue
-            groups.setdefault(owner, []).append(item if item == name else f"{item} as {name}")
-        lines = [f"import {module}" for module in sorted(self._plain)]
-        for owner in sorted(groups):
-            flat = f"from {owner} import {', '.join(sorted(groups[owner]))}"
-            if len(flat) > 119:
-                flat = f"from {owner} import (\n" + "".join(f"    {i},\n" for i in sorted(groups[owner])) + ")"
-            lines.append(flat)
-        return "\n".join(lines)
-
-
 def _class(variant: Variant, imports: Imports, header: Header) -> str:
     owner = imports.name(variant.cls.__module__.rpartition(".")[2], variant.cls.__module__, "")
     lines = [f"class {variant.name}(tilegym_fx.apply.Patched, {owner}.{variant.cls.__qualname__}):"]
     for i, (method, text) in enumerate(variant.methods):
-        text = _import_globals(method, text, variant, imports)
-        body = textwrap.indent(textwrap.dedent(text), "    ") if not text.startswith("    ") else text
-        if text.startswith("        "):
-            body = textwrap.indent(textwrap.dedent(text), "    ")
+        text = import_globals(method, text, variant.imports, imports)
+        body = text if indent_of(text) == 4 else textwrap.indent(textwrap.dedent(text), "    ")
         if method.source.node.name != method.owner.name:
             body = f"{body.rstrip()}\n\n    {method.owner.name} = {method.source.node.name}"
         lines.append(("\n" if i else "") + f"    # {_link(method, header)}\n{body.rstrip()}")
     return "\n".join(lines)
-
-
-def _import_globals(method: Method, text: str, variant: Variant, imports: Imports) -> str:
-    """Imports every global that a method's text reads; renames those whose name is taken."""
-    tree = ast.parse(textwrap.dedent(text)).body[0]
-    assert isinstance(tree, ast.FunctionDef)
-    local = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)} | {n for s in tree.body for n in binds(s)}
-    renames: dict[str, str] = {}
-    for name in sorted(reads(tree) - local - {"tilegym_fx"}):
-        source = _origin(name, method.globals, variant.imports)
-        if source is not None:
-            new = imports.name(name, *source)
-            if new != name:
-                renames[name] = new
-    return _renamed(text, tree, renames) if renames else text
-
-
-def _origin(name: str, names: Mapping[str, Any], extra: Mapping[str, str]) -> tuple[str, str] | None:
-    if name in names:
-        held = names[name]
-        if isinstance(held, ModuleType):
-            return held.__name__, ""
-        return str(names["__name__"]), name
-    if name in extra:
-        return extra[name], name
-    if hasattr(builtins, name) or keyword.iskeyword(name):
-        return None
-    return None
-
-
-def _renamed(text: str, tree: ast.FunctionDef, renames: Mapping[str, str]) -> str:
-    """The text with global names exchanged, by position; a dedented tree has the same order of names."""
-    indent = len(text) - len(text.lstrip())
-    lines = text.split("\n")
-    names = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in renames]
-    for node in sorted(names, key=lambda n: (n.lineno, n.col_offset), reverse=True):
-        raw = lines[node.lineno - 1].encode()
-        at = node.col_offset + indent
-        raw = raw[:at] + renames[node.id].encode() + raw[at + len(node.id.encode()) :]
-        lines[node.lineno - 1] = raw.decode()
-    return "\n".join(lines)
-
-
-# -- the rest of the text ---------------------------------------------------------------------------------------
 
 
 def _link(method: Method, header: Header) -> str:
@@ -270,8 +187,8 @@ def _head(header: Header, variants: Sequence[Variant], solutions: Mapping[str, s
     lines = [
         f'"""{header.model} with cuTile kernels, written by tilegym_fx.',
         "",
-        "Each class below is its author's, with the regions that a kernel computes replaced by one call each. Apply it to a",
-        "model of the same code with `apply(model)`; `restore(model)` puts the model back.",
+        "Each class below is its author's, with the regions that a kernel computes replaced by a call each.",
+        "Apply it to a model of the same code with `apply(model)`; `restore(model)` puts the model back.",
         "",
     ]
     if versions:
@@ -296,9 +213,12 @@ def _patches(variants: Sequence[Variant]) -> str:
         lines.append("    tilegym_fx.apply.Patch(")
         lines.append(f"        {variant.name},")
         lines += _table("paths", [f"{_quoted(path)}" for path in variant.paths], "(", ")")
-        lines += _table("sources", [f"{_quoted(m.owner.name)}: {_quoted(m.source.digest)}" for m, _ in variant.methods])
+        lines += _table(
+            "sources", [f"{_quoted(m.owner.name)}: {_quoted(m.source.digest)}" for m, _ in variant.methods]
+        )
         lines += _table("constants", [f"{_quoted(k)}: {_literal(v)}" for k, v in variant.constants.items()])
         lines += _table("modules", [f"{_quoted(k)}: {_quoted(v)}" for k, v in variant.modules.items()])
+        lines += _table("dtypes", [f"{_quoted(k)}: {_quoted(v)}" for k, v in variant.dtypes.items()])
         lines.append("    ),")
     return "\n".join([*lines, ")"])
 

@@ -1,0 +1,324 @@
+"""``python -m tilegym_fx.doctor``: whether kernels can run on this machine, and what to do where they cannot."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from tilegym_fx import ops, settings, tuning
+from tilegym_fx.errors import KernelError, SettingsError, TilegymFxError
+from tilegym_fx.inventory import load
+
+Status = Literal["ok", "note", "problem"]
+
+_LEAST = {"torch": "2.11", "transformers": "5.17", "cuda-tile": "1.6"}
+_INSTALL = 'pip install "tilegym_fx[cuda]"'
+#: The wheels that bring cuTile's compiler; it uses them together or not at all.
+_COMPILER_WHEELS = ("nvidia-cuda-tileiras", "nvidia-cuda-nvcc", "nvidia-nvvm")
+_LEAST_DRIVER_CUDA = (13, 0)
+_PREFLIGHT_SECONDS = 60.0
+_FALLBACK_ARCH = "sm_90"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the examination.
+
+    Attributes:
+        name: What was looked at.
+        status: A ``note`` is worth knowing, a ``problem`` keeps kernels from running.
+        found: What there is.
+        fix: What to do about it.
+    """
+
+    name: str
+    status: Status
+    found: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        word = {"ok": "OK", "note": "note", "problem": "PROBLEM"}[self.status]
+        return f"{word:<8}{self.name}: {self.found}" + (f". {self.fix}" if self.fix else "")
+
+
+def examine() -> Iterator[Check]:
+    """All checks, from the packages up to a compiled kernel."""
+    yield Check("python", "ok", f"{platform.python_version()}, tilegym_fx {_version('tilegym_fx')}")
+    for package in ("torch", "transformers", "cuda-tile"):
+        yield package_check(package, _version(package))
+    tools = {name: tool_version(find_tool(name)) for name in ("tileiras", "ptxas")}
+    wheels = {wheel: _version(wheel) for wheel in _COMPILER_WHEELS}
+    yield compiler_check(tools["tileiras"], tools["ptxas"], wheels)
+    yield toolkit_check(
+        settings.foreign_toolkits(), tools["tileiras"], comes_in_wheels(wheels), _toolkit_version
+    )
+    yield driver_check(driver_version(), driver_cuda())
+    yield device_check(_device(), supported_archs(find_tool("tileiras")))
+    arch = tuning.arch_of(torch.device("cuda", 0)) if torch.cuda.is_available() else _FALLBACK_ARCH
+    yield from _own_checks(arch)
+    yield preflight(arch)
+
+
+def package_check(package: str, found: str | None) -> Check:
+    """Whether a package is there and new enough."""
+    if found is None:
+        return Check(package, "problem", "not installed", f"Install it: {_INSTALL}")
+    if numbers(found) < numbers(_LEAST[package]):
+        return Check(package, "problem", f"{found} is too old", f"Upgrade it to {_LEAST[package]} or newer")
+    return Check(package, "ok", found)
+
+
+def compiler_check(tileiras: str | None, ptxas: str | None, wheels: dict[str, str | None]) -> Check:
+    """Whether cuTile's compiler is there and its three parts are of one release.
+
+    Args:
+        tileiras: Its release (``13.4``).
+        ptxas: The release of the one beside it.
+        wheels: Versions of the wheels that bring them and libnvvm.
+    """
+    name = "compiler"
+    if tileiras is None:
+        return Check(name, "problem", "tileiras, cuTile's compiler, is not found", f"Install it: {_INSTALL}")
+    installed = {wheel: found for wheel, found in wheels.items() if found}
+    parts = f"tileiras {tileiras}, ptxas {ptxas or 'not found'}, libnvvm {wheels['nvidia-nvvm'] or 'of a toolkit'}"
+    releases = {numbers(found)[:2] for found in installed.values()} | {
+        numbers(v)[:2] for v in (tileiras, ptxas) if v
+    }
+    if len(releases) > 1:
+        listed = ", ".join(f"{wheel} {found}" for wheel, found in installed.items())
+        return Check(name, "problem", f"mixed releases: {parts}{f' ({listed})' if listed else ''}",
+                     f"Bring all three to one version: pip install --upgrade {' '.join(_COMPILER_WHEELS)}")  # fmt: skip
+    if ptxas is None:
+        return Check(name, "problem", f"{parts}", "Install nvidia-cuda-nvcc in the version of tileiras")
+    return Check(name, "ok", parts)
+
+
+def comes_in_wheels(wheels: dict[str, str | None]) -> bool:
+    """Whether cuTile takes the compiler of the wheels, and so never looks at a toolkit's variables."""
+    return None not in wheels.values() and len({numbers(found or "")[:2] for found in wheels.values()}) == 1
+
+
+def toolkit_check(
+    variables: dict[str, str], tileiras: str | None, is_safe: bool, version_of: Callable[[str], str | None]
+) -> Check:
+    """CUDA_HOME and CUDA_PATH make a tileiras from the PATH load that toolkit's libnvvm, whatever its release."""
+    name = "CUDA toolkit"
+    if not variables:
+        return Check(name, "ok", "CUDA_HOME and CUDA_PATH are unset")
+    found = ", ".join(
+        f"{variable}={place} (release {version_of(place) or '?'})" for variable, place in variables.items()
+    )
+    if is_safe:
+        return Check(name, "ok", f"{found}; the compiler of the wheels ignores it")
+    releases = {version_of(place) for place in variables.values()}
+    if tileiras is not None and releases == {tileiras}:
+        return Check(name, "ok", f"{found}, the release of tileiras")
+    return Check(name, "problem", f"{found}, but tileiras is {tileiras or 'missing'}: it would load that toolkit's"
+                 " libnvvm and fail with code 5", f"unset {' '.join(variables)}")  # fmt: skip
+
+
+def driver_check(driver: str | None, cuda: tuple[int, int] | None) -> Check:
+    """Whether the driver is there and can load what the compiler makes."""
+    if cuda is None:
+        return Check(
+            "driver", "problem", "no NVIDIA driver", "Run on a machine with an NVIDIA GPU; scan needs none"
+        )
+    found = f"{driver or '?'}, up to CUDA {cuda[0]}.{cuda[1]}"
+    if cuda < _LEAST_DRIVER_CUDA:
+        return Check("driver", "problem", found, "Install a driver for CUDA 13 (580 or newer)")
+    return Check("driver", "ok", found)
+
+
+def device_check(device: tuple[str, str] | None, supported: Sequence[str]) -> Check:
+    """Whether there is a GPU that the compiler knows.
+
+    Args:
+        device: Name and architecture (``sm_90``).
+        supported: What the compiler lists.
+    """
+    if device is None:
+        return Check(
+            "device",
+            "problem",
+            "torch sees no CUDA device",
+            "Install a CUDA build of torch, on a GPU machine",
+        )
+    found = f"{device[0]}, {device[1]}"
+    if supported and device[1] not in supported:
+        return Check("device", "problem", f"{found}, which this tileiras does not know ({', '.join(supported)})",
+                     "Upgrade the compiler, or use another GPU")  # fmt: skip
+    return Check("device", "ok", found)
+
+
+def _own_checks(arch: str) -> Iterator[Check]:
+    """The inventory, the caches and the settings."""
+    try:
+        inventory = load(*settings.inventory_roots())
+    except TilegymFxError as error:
+        yield Check("inventory", "problem", error.what, error.next_step)
+        return
+    capability = int(arch[3:-1]), int(arch[-1])
+    usable = sum(ops.runs_on(s.spec.target_hardware, capability) for s in inventory.solutions.values())
+    yield Check("inventory", "ok" if usable else "problem", f"{usable} of {len(inventory.solutions)} Solutions run on {arch}",
+                "" if usable else "Models stay as they are on this GPU")  # fmt: skip
+    yield cache_check(settings.cache_folder())
+    try:
+        count = sum(len(tuning.entries(file)) for file in (tuning.shipped_file(arch), tuning.user_file(arch)))
+        yield Check("tuning", "ok", f"{count} entries for {arch}")
+    except tuning.TuningError as error:
+        yield Check("tuning", "note", error.what, error.next_step)
+    unknown = settings.unknown_variables()
+    yield Check("settings", "note" if unknown else "ok", f"{', '.join(unknown)} mean nothing" if unknown else "none misspelt",
+                f"There are {', '.join(settings.VARIABLES)}" if unknown else "")  # fmt: skip
+
+
+def cache_check(folder: Path) -> Check:
+    """Whether the cache folder, or the nearest parent there is, can be written to."""
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK):
+        return Check("cache", "ok", str(folder))
+    return Check("cache", "note", f"{folder} cannot be written to", "Name another folder in TILEGYM_FX_CACHE")
+
+
+def preflight(arch: str) -> Check:
+    """Compiles the smallest shipped kernel, which needs no GPU."""
+    name = "compile"
+    try:
+        entry = load().entry_point("cache_append")
+        from tilegym_fx.compile import compile_kernel
+        from tilegym_fx.launch import recorded
+    except (KernelError, ImportError) as error:
+        return Check(
+            name, "problem", f"no kernel can be loaded: {error}", f"Install what is missing: {_INSTALL}"
+        )
+    cache = torch.empty(1, 8, 64, 128, dtype=torch.bfloat16, device="meta")
+    with recorded() as launches:
+        entry(cache, cache[:, :, :1])
+    try:
+        for launch in launches:
+            compile_kernel(launch.kernel, launch.args, arch, timeout=_PREFLIGHT_SECONDS)
+    except KernelError as error:
+        return Check(name, "problem", error.what, error.next_step)
+    return Check(name, "ok", f"a kernel compiles for {arch}")
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version, for comparing: (2, 13, 0) of ``2.13.0+cu130``."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in found.group().split(".")) if found else ()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def find_tool(name: str) -> str | None:
+    """The program that cuTile would run: in the wheels, on the PATH, or in the toolkit that a variable names."""
+    wheels = {wheel: _version(wheel) for wheel in _COMPILER_WHEELS}
+    if comes_in_wheels(wheels):
+        spec = importlib.util.find_spec("nvidia.cu13")
+        for folder in (spec.submodule_search_locations if spec else None) or ():
+            found = shutil.which(name, path=str(Path(folder) / "bin"))
+            if found:
+                return found
+    toolkits = [str(Path(place) / "bin") for place in settings.foreign_toolkits().values()]
+    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(toolkits) or os.devnull)
+
+
+def tool_version(program: str | None) -> str | None:
+    """``13.4`` out of what ``--version`` prints."""
+    found = re.search(r"release (\d+\.\d+)", _output(program, "--version"))
+    return found.group(1) if found else None
+
+
+def supported_archs(tileiras: str | None) -> tuple[str, ...]:
+    """The architectures that tileiras lists."""
+    return tuple(dict.fromkeys(re.findall(r"=(sm_\d+)\b", _output(tileiras, "--help"))))
+
+
+def _toolkit_version(folder: str) -> str | None:
+    return tool_version(shutil.which("nvcc", path=str(Path(folder) / "bin")))
+
+
+@cache
+def driver_version() -> str | None:
+    """The driver's version, as nvidia-smi says."""
+    said = _output(shutil.which("nvidia-smi"), "--query-gpu=driver_version", "--format=csv,noheader").split()
+    return said[0] if said and numbers(said[0]) else None
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """The newest CUDA that the driver knows; None without one."""
+    import ctypes
+
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+    number = ctypes.c_int(0)
+    failed = driver.cuDriverGetVersion(ctypes.byref(number))
+    return None if failed else (number.value // 1000, number.value % 1000 // 10)
+
+
+def _device() -> tuple[str, str] | None:
+    if not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_name(), tuning.arch_of(torch.device("cuda", torch.cuda.current_device()))
+
+
+def _output(program: str | None, *arguments: str) -> str:
+    """What a program prints; nothing if it is not there or fails."""
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; exit status 1 when kernels cannot run."""
+    p = argparse.ArgumentParser("python -m tilegym_fx.doctor", description=__doc__)
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+    args = p.parse_args(argv)
+    checks = []
+    try:
+        for check in examine():
+            checks.append(check)
+            if not args.json:
+                print(check, flush=True)
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    healthy = all(check.status != "problem" for check in checks)
+    if args.json:
+        print(
+            json.dumps({"kernels_can_run": healthy, "checks": [asdict(check) for check in checks]}, indent=1)
+        )
+    else:
+        print("kernels can run here" if healthy else "kernels cannot run here")
+    return 0 if healthy else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""Conditions that dropped code met, as conditions of the rewritten function or constants of its module."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+from ..provenance import OPAQUE
+from .outcome import Facts, Refusal
+from .scope import Lifter, Scope
+from .values import View
+
+#: Types of values that a text can hold and a comparison can check.
+PLAIN = (bool, int, float, str, type(None))
+
+
+class Conditions(Lifter):
+    """Collects what must hold. See `Lifter` for the arguments."""
+
+    def __init__(self, home: View, written: set[str]) -> None:
+        super().__init__(home, written)
+        self.facts = Facts()
+
+    def present(self, name: str) -> None:
+        """Notes that a local must not be None."""
+        self._guard(f"{name} is not None")
+
+    def _require(self, expr: ast.expr, scope: Scope, truth: bool | None) -> None:
+        """Notes that a condition came out this way."""
+        if truth is None:
+            raise Refusal(f"`{ast.unparse(expr)}` in {scope.at.where()} cannot be followed")
+        if isinstance(expr, ast.BoolOp):
+            self._require_parts(expr, scope, truth)
+        elif is_not(expr):
+            assert isinstance(expr, ast.UnaryOp)
+            self._require(expr.operand, scope, not truth)
+        elif isinstance(expr, ast.IfExp):
+            test = scope.at.truth(expr.test)
+            self._require(expr.test, scope, test)
+            self._require(expr.body if test else expr.orelse, scope, truth)
+        elif isinstance(expr, ast.Name) and expr.id in scope.definitions and self._boolean(expr.id, scope):
+            pass
+        else:
+            self._atom(expr, scope, truth)
+
+    def _boolean(self, name: str, scope: Scope) -> bool:
+        """Whether a local was set by a condition, which has then been noted where it was set."""
+        value = scope.definitions[name]
+        return isinstance(value, (ast.BoolOp, ast.Compare, ast.IfExp, ast.Constant)) or is_not(value)
+
+    def _require_parts(self, expr: ast.BoolOp, scope: Scope, truth: bool) -> None:
+        decisive = isinstance(expr.op, ast.Or)
+        if truth != decisive:
+            for part in expr.values:
+                self._require(part, scope, truth)
+            return
+        told = [part for part in expr.values if scope.at.truth(part) is truth]
+        if not told:
+            raise Refusal(f"`{ast.unparse(expr)}` in {scope.at.where()} cannot be followed")
+        # Any one part decides. One that is a constant of the module costs nothing at run time, one that is
+        # guarded already costs nothing more.
+        self._require(min(told, key=lambda p: self._cost(p, scope)), scope, truth)
+
+    def _cost(self, part: ast.expr, scope: Scope) -> int:
+        if isinstance(part, ast.Name) and part.id in scope.definitions and self._boolean(part.id, scope):
+            return 0
+        lifted = self._lift(part, scope)
+        if lifted is None:
+            return 3
+        if self._is_constant(lifted):
+            return 0
+        text = _guard_text(lifted, scope.at.truth(part) is True)
+        return 1 if text in self.facts.guards else 2
+
+    def _atom(self, expr: ast.expr, scope: Scope, truth: bool) -> None:
+        lifted = self._lift(expr, scope)
+        if lifted is None:
+            raise Refusal(
+                f"`{ast.unparse(expr)}` in {scope.at.where()} depends on what only that function knows"
+            )
+        if self._is_constant(lifted):
+            for node in ast.walk(expr):
+                value = scope.at.value(node) if isinstance(node, ast.Attribute) else OPAQUE
+                if isinstance(value, PLAIN):
+                    inner = self._lift(node, scope)  # type: ignore[arg-type]
+                    if inner is not None:
+                        self._constant(inner, value)
+            self._looked_up(lifted)
+            return
+        self._globals(expr, scope)
+        self._guard(_guard_text(lifted, truth))
+
+    def _looked_up(self, lifted: ast.expr) -> None:
+        """`getattr(self, "x", d)` and `hasattr(self, "x")` read a constant as `self.x` does."""
+        for node in ast.walk(lifted):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+                base, name = node.args[0], node.args[1]
+                path = self._path(base)
+                if path is not None and isinstance(name, ast.Constant):
+                    held = self.home.call.module
+                    for part in path:
+                        held = getattr(held, part)
+                    value = getattr(held, str(name.value), OPAQUE)
+                    if isinstance(value, PLAIN):
+                        self.facts.constants[".".join((*path, str(name.value)))] = value
+
+    def _globals(self, expr: ast.expr, scope: Scope) -> None:
+        """Imports the global functions that a guard calls."""
+        for node in ast.walk(expr) if scope.at is not self.home else ():
+            if not isinstance(node, ast.Name) or self._is_local(node.id, scope):
+                continue
+            if node.id in scope.at.call.globals:
+                self.facts.imports[node.id] = scope.at.call.globals["__name__"]
+
+    def _guard(self, text: str) -> None:
+        if text not in self.facts.guards:
+            self.facts.guards.append(text)
+
+    def _constant(self, lifted: ast.expr, value: Any) -> None:
+        path = self._path(lifted)
+        if path is not None:
+            self.facts.constants[".".join(path)] = value
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                self.facts.floats[unparse(lifted)] = value
+
+
+def is_not(expr: ast.expr) -> bool:
+    return isinstance(expr, ast.UnaryOp) and isinstance(expr.op, ast.Not)
+
+
+_INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}  # fmt: skip  # fmt: skip
+_INVERSE_OF_SIZES: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Lt: ast.GtE, ast.LtE: ast.Gt,
+}  # fmt: skip  # fmt: skip
+
+
+def _guard_text(lifted: ast.expr, truth: bool) -> str:
+    if truth:
+        text = unparse(lifted)
+        return f"({text})" if isinstance(lifted, (ast.BoolOp, ast.IfExp)) else text
+    if isinstance(lifted, ast.Compare) and len(lifted.ops) == 1:
+        inverse = _INVERSE.get(type(lifted.ops[0]))
+        sizes = all(_is_size_text(side) for side in (lifted.left, *lifted.comparators))
+        if inverse is None and sizes:
+            inverse = _INVERSE_OF_SIZES.get(type(lifted.ops[0]))
+        if inverse is not None:
+            return unparse(ast.Compare(lifted.left, [inverse()], lifted.comparators))
+    return f"not {wrapped(lifted)}"
+
+
+def _is_size_text(expr: ast.expr) -> bool:
+    if isinstance(expr, ast.Constant):
+        return isinstance(expr.value, int)
+    return (
+        isinstance(expr, ast.Subscript)
+        and isinstance(expr.value, ast.Attribute)
+        and expr.value.attr == "shape"
+    )
+
+
+def unparse(expr: ast.expr) -> str:
+    """The expression on one line, strings in double quotes where that needs no escape."""
+    text = ast.unparse(expr)
+    return re.sub(r"'([^'\"\\\\]*)'", r'"\1"', text) if '"' not in text else text
+
+
+def wrapped(expr: ast.expr) -> str:
+    text = unparse(expr)
+    return text if isinstance(expr, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({text})"
