@@ -1,16 +1,16 @@
 """Binding an emitted module to one model instance, and taking it off again.
 
-An emitted module holds subclasses of the model's own classes. `apply` makes chosen module instances
-instances of those subclasses (`module.__class__ = ...`), as torch's FSDP and parametrizations do; no class, module or registry is
-touched. Nothing is stored on the instance, so state dicts, deep copies and hooks see no difference.
+An emitted module holds subclasses of the model's own classes. `apply` makes chosen modules instances of those
+(`module.__class__ = ...`), as torch's FSDP and parametrizations do; no class, module or registry is touched.
+Nothing is stored on the module, so state dicts, deep copies and hooks see no difference.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import importlib.util
 import inspect
+import linecache
 import os
 import sys
 import tempfile
@@ -44,12 +44,9 @@ class Patched:
         cls.__module__ = original.__module__
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickles as the class that it replaces, so that a pickle needs neither the emitted file nor this
-        package."""
+        """Pickles as the class that it replaces: a pickle needs neither the emitted file nor this package."""
         reduced = super().__reduce_ex__(protocol)
-        original = original_class(type(self))
-        arguments = tuple(original if argument is type(self) else argument for argument in reduced[1])
-        return (reduced[0], arguments, *reduced[2:])
+        return (object.__new__, (original_class(type(self)),), *reduced[2:])
 
     def __copy__(self) -> Any:
         return _with_class(self, copy.copy)
@@ -105,37 +102,35 @@ def load(text_or_path: str | os.PathLike[str]) -> ModuleType:
     Raises:
         ApplyError: If the file cannot be read or run, or is no emitted module.
     """
-    is_text = isinstance(text_or_path, str) and "\n" in text_or_path
-    path = _text_file(str(text_or_path)) if is_text else Path(text_or_path)
+    if isinstance(text_or_path, str) and "\n" in text_or_path:
+        return _imported(text_or_path, None)
+    path = Path(text_or_path)
     if not path.is_file():
         raise ApplyError(f"there is no emitted file at {path}", advice="Give the file that --emit wrote")
-    name = _PREFIX + hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return _imported(path.read_text(encoding="utf-8"), path)
+
+
+def _imported(text: str, path: Path | None) -> ModuleType:
+    """The module of a text, made once per process. Without a file, tracebacks and `inspect` still show it."""
+    name = _PREFIX + hashlib.sha256(text.encode()).hexdigest()[:16]
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ApplyError(f"{path} is not a Python file", advice="Give the file that --emit wrote")
-    module = importlib.util.module_from_spec(spec)
+    file = str(path) if path is not None else f"tilegym_fx/emitted/{name}.py"
+    module = ModuleType(name)
+    module.__file__ = file
+    if path is None:
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
-    except (ImportError, AttributeError, SyntaxError, NameError, TypeError) as problem:
+        exec(compile(text, file, "exec"), module.__dict__)
+        if not hasattr(module, "PATCHES"):
+            raise ApplyError(f"{file} has no PATCHES table", advice="Give the file that --emit wrote")
+    except (ImportError, AttributeError, SyntaxError, NameError, TypeError, ApplyError) as problem:
         del sys.modules[name]
-        raise ApplyError(f"{path} does not import here: {problem}") from problem
-    if not hasattr(module, "PATCHES"):
-        del sys.modules[name]
-        raise ApplyError(f"{path} has no PATCHES table", advice="Give the file that --emit wrote")
+        if isinstance(problem, ApplyError):
+            raise
+        raise ApplyError(f"{file} does not import here: {problem}") from problem
     return module
-
-
-def _text_file(text: str) -> Path:
-    """A file with this text, so that tracebacks, debuggers and `inspect` can show its lines."""
-    name = hashlib.sha256(text.encode()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"tilegym_fx_{os.getuid() if hasattr(os, 'getuid') else 'user'}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"modeling_{name}.py"
-    save(text, path)
-    return path
 
 
 def save(text: str, path: Path) -> None:
@@ -168,7 +163,7 @@ def apply(module: ModuleType, model: Model) -> Model:
         targets = list(_targets(patch, model))
         if not targets:
             raise ApplyError(
-                f"the model has no {original_class(patch.cls).__name__} at {', '.join(map(repr, patch.paths))}",
+                f"the model has no {patch.cls.__name__} at {', '.join(map(repr, patch.paths))}",
                 advice="Emit the file again from this model",
             )
         _check_sources(patch)

@@ -1,4 +1,4 @@
-"""``python -m tilegym_fx.doctor``: whether kernels can run on this machine, and what to do where they cannot."""
+"""``python -m tilegym_fx.doctor``: whether kernels can run on this machine, and what to do if not."""
 
 from __future__ import annotations
 
@@ -95,14 +95,16 @@ def compiler_check(tileiras: str | None, ptxas: str | None, wheels: dict[str, st
     if tileiras is None:
         return Check(name, "problem", "tileiras, cuTile's compiler, is not found", f"Install it: {_INSTALL}")
     installed = {wheel: found for wheel, found in wheels.items() if found}
-    parts = f"tileiras {tileiras}, ptxas {ptxas or 'not found'}, libnvvm {wheels['nvidia-nvvm'] or 'of a toolkit'}"
+    nvvm = wheels["nvidia-nvvm"] or "without a version"
+    parts = f"tileiras {tileiras}, ptxas {ptxas or 'not found'}, libnvvm {nvvm}"
     releases = {numbers(found)[:2] for found in installed.values()} | {
         numbers(v)[:2] for v in (tileiras, ptxas) if v
     }
     if len(releases) > 1:
         listed = ", ".join(f"{wheel} {found}" for wheel, found in installed.items())
-        return Check(name, "problem", f"mixed releases: {parts}{f' ({listed})' if listed else ''}",
-                     f"Bring all three to one version: pip install --upgrade {' '.join(_COMPILER_WHEELS)}")  # fmt: skip
+        fix = f"Bring all three to one version: pip install --upgrade {' '.join(_COMPILER_WHEELS)}"
+        more = f" ({listed})" if listed else ""
+        return Check(name, "problem", f"mixed releases: {parts}{more}", fix)
     if ptxas is None:
         return Check(name, "problem", f"{parts}", "Install nvidia-cuda-nvcc in the version of tileiras")
     return Check(name, "ok", parts)
@@ -116,7 +118,7 @@ def comes_in_wheels(wheels: dict[str, str | None]) -> bool:
 def toolkit_check(
     variables: dict[str, str], tileiras: str | None, is_safe: bool, version_of: Callable[[str], str | None]
 ) -> Check:
-    """CUDA_HOME and CUDA_PATH make a tileiras from the PATH load that toolkit's libnvvm, whatever its release."""
+    """Whether CUDA_HOME or CUDA_PATH lead a tileiras from the PATH to a libnvvm of another release."""
     name = "CUDA toolkit"
     if not variables:
         return Check(name, "ok", "CUDA_HOME and CUDA_PATH are unset")
@@ -128,8 +130,10 @@ def toolkit_check(
     releases = {version_of(place) for place in variables.values()}
     if tileiras is not None and releases == {tileiras}:
         return Check(name, "ok", f"{found}, the release of tileiras")
-    return Check(name, "problem", f"{found}, but tileiras is {tileiras or 'missing'}: it would load that toolkit's"
-                 " libnvvm and fail with code 5", f"unset {' '.join(variables)}")  # fmt: skip
+    why = (
+        f"but tileiras is {tileiras or 'missing'}: it would load that toolkit's libnvvm and fail with code 5"
+    )
+    return Check(name, "problem", f"{found}, {why}", f"Unset {' and '.join(variables)}")
 
 
 def driver_check(driver: str | None, cuda: tuple[int, int] | None) -> Check:
@@ -160,8 +164,9 @@ def device_check(device: tuple[str, str] | None, supported: Sequence[str]) -> Ch
         )
     found = f"{device[0]}, {device[1]}"
     if supported and device[1] not in supported:
-        return Check("device", "problem", f"{found}, which this tileiras does not know ({', '.join(supported)})",
-                     "Upgrade the compiler, or use another GPU")  # fmt: skip
+        listed = ", ".join(supported)
+        fix = "Upgrade the compiler, or use another GPU"
+        return Check("device", "problem", f"{found}, which this tileiras does not know ({listed})", fix)
     return Check("device", "ok", found)
 
 
@@ -174,17 +179,27 @@ def _own_checks(arch: str) -> Iterator[Check]:
         return
     capability = int(arch[3:-1]), int(arch[-1])
     usable = sum(ops.runs_on(s.spec.target_hardware, capability) for s in inventory.solutions.values())
-    yield Check("inventory", "ok" if usable else "problem", f"{usable} of {len(inventory.solutions)} Solutions run on {arch}",
-                "" if usable else "Models stay as they are on this GPU")  # fmt: skip
+    found = f"{usable} of {len(inventory.solutions)} Solutions run on {arch}"
+    if usable:
+        yield Check("inventory", "ok", found)
+    else:
+        yield Check("inventory", "problem", found, "Models stay as they are on this GPU")
     yield cache_check(settings.cache_folder())
     try:
         count = sum(len(tuning.entries(file)) for file in (tuning.shipped_file(arch), tuning.user_file(arch)))
         yield Check("tuning", "ok", f"{count} entries for {arch}")
     except tuning.TuningError as error:
         yield Check("tuning", "note", error.what, error.next_step)
-    unknown = settings.unknown_variables()
-    yield Check("settings", "note" if unknown else "ok", f"{', '.join(unknown)} mean nothing" if unknown else "none misspelt",
-                f"There are {', '.join(settings.VARIABLES)}" if unknown else "")  # fmt: skip
+    yield settings_check(settings.unknown_variables())
+
+
+def settings_check(unknown: Sequence[str]) -> Check:
+    """Whether every TILEGYM_FX_* variable in the environment means something."""
+    if not unknown:
+        return Check("settings", "ok", "no unknown variable")
+    return Check(
+        "settings", "note", f"{', '.join(unknown)} mean nothing", f"There are {', '.join(settings.VARIABLES)}"
+    )
 
 
 def cache_check(folder: Path) -> Check:
@@ -232,7 +247,7 @@ def _version(package: str) -> str | None:
 
 @cache
 def find_tool(name: str) -> str | None:
-    """The program that cuTile would run: in the wheels, on the PATH, or in the toolkit that a variable names."""
+    """The program that cuTile would run: of the wheels, on the PATH, or of the toolkit that is set."""
     wheels = {wheel: _version(wheel) for wheel in _COMPILER_WHEELS}
     if comes_in_wheels(wheels):
         spec = importlib.util.find_spec("nvidia.cu13")

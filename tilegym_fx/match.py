@@ -60,8 +60,8 @@ class GraphIndex:
 class _Search:
     """One attempt to lay a pattern over a graph, with everything bound so far.
 
-    A ``lenient`` search lets one node have other literals than the pattern, and keeps it and the reason: what it
-    finds is a near miss.
+    A ``lenient`` search lets one node have other literals than the pattern, and keeps it and the reason: what
+    it finds is a near miss.
     """
 
     pattern: Pattern
@@ -291,16 +291,17 @@ class Matcher:
         region = sorted(search.taken, key=index.position.__getitem__)
         outputs = tuple(search.bound[o] for o in pattern.outputs)
         shared = _shared(region, outputs)
-        _require_convex([n for n in region if n not in shared], index)
+        nodes = tuple(n for n in region if n not in shared)
+        _require_convex(nodes, index)
         _require_one_mode(region, index)
         by_name = {name: search.bound[p] for p, name in pattern.tensors.items() if p in search.bound}
         scalars = {k: v.node if isinstance(v, Symbol) else v for k, v in search.scalars.items()}
         inputs = {p: by_name[p] if p in by_name else scalars[p] for p in pattern.parameters}
+        _require_outside(inputs, nodes)
         _require_unwritten(region, by_name.values(), outputs, index)
         values = {k: v.meta["val"] if isinstance(v, Node) else v for k, v in inputs.items()}
         _require_one_device(values, region)
         form = self._proven_form(pattern, inputs, values, outputs, index)
-        nodes = tuple(n for n in region if n not in shared)
         kind = _kind(self._definitions[pattern.definition], values)
         return Match(pattern.definition, form.name, kind, inputs, outputs, nodes, tuple(shared), site)
 
@@ -438,7 +439,10 @@ def _with_sources(shared: list[Node], inside: set[Node]) -> list[Node]:
         for source in node.all_input_nodes:
             if source in inside and source not in stay:
                 if source.target not in _SHAREABLE:
-                    raise _Mismatch(_say("the inner value {} is also read outside", node), [node])
+                    reader = next((u for u in node.users if u not in inside), node)
+                    raise _Mismatch(
+                        _say("the inner value {} is also read by {}", node, _name(reader)), [node]
+                    )
                 stay.append(source)
     return stay
 
@@ -457,6 +461,13 @@ def _require_convex(region: Sequence[Node], index: GraphIndex) -> None:
             if user in inside:
                 raise _Mismatch(_say("{} reads the region and feeds it", node), [node])
             todo.append(user)
+
+
+def _require_outside(inputs: Mapping[str, Any], nodes: Sequence[Node]) -> None:
+    """No input may be a value that the kernel takes the place of."""
+    for name, value in inputs.items():
+        if value in nodes:
+            raise _Mismatch(_say("its {} would be {}, a value inside it", name, value), [value])
 
 
 def _require_unwritten(

@@ -1,10 +1,10 @@
 """Where every node of an exported graph comes from in the model's source, and which local holds which value.
 
-`torch.export.export(strict=False)` runs the model's own Python. While it runs, a trace function follows the frames
-of model code; the graph's `create_node` is watched at the same time. Together they give, for each node,
-the chain of calls and the exact instruction (so the exact expression) that created it, and, for each call,
-the value of every local before each executed line. One `Call` is one run of a function: the forward of 32
-layers gives 32 of them.
+`torch.export.export(strict=False)` runs the model's own Python. While it runs, a trace function follows the
+frames of model code; the graph's `create_node` is watched at the same time. Together they give, for each
+node, the chain of calls and the exact instruction (so the exact expression) that created it, and, for each
+call, the value of every local before each executed line. One `Call` is one run of a function: the forward of
+32 layers gives 32 of them.
 
 Nodes are known by a number planted in `node.meta`, which survives the renaming that export does afterwards.
 """
@@ -43,17 +43,11 @@ _STDLIB = tuple(
     if key in sysconfig.get_paths()
 )
 _INSTALLED = "/site-packages/"
-#: What torch itself runs while it exports; never model code.
+#: What torch runs while it exports, and how configurations are read; never model code.
 _LIBRARIES = (
-    "sympy/",
-    "mpmath/",
-    "networkx/",
-    "numpy/",
-    "jinja2/",
-    "filelock/",
-    "fsspec/",
-    "typing_extensions.py",
-)
+    "sympy/", "mpmath/", "networkx/", "numpy/", "jinja2/", "filelock/", "fsspec/", "typing_extensions.py",
+    "transformers/configuration_utils.py", "transformers/integrations/heterogeneity/",
+)  # fmt: skip
 _MAX_ITEMS = 64
 _GENERATOR_FLAGS = 0x20 | 0x80 | 0x100 | 0x200
 

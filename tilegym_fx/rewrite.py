@@ -33,9 +33,17 @@ def rewrite(graph: Graph, plan: Plan) -> int:
     for planned in plan.chosen:
         now.update(_replace(graph, planned.match, order, now))
     if plan.chosen:
+        _erase_unread(graph, {node for planned in plan.chosen for node in planned.match.shared})
         _sort(graph, order)
         graph.lint()
     return len(plan.chosen)
+
+
+def _erase_unread(graph: Graph, shared: set[Node]) -> None:
+    """What stayed for another reader goes if that was another region."""
+    for node in reversed(graph.nodes):
+        if node in shared and not node.users:
+            graph.erase_node(node)
 
 
 def _replace(graph: Graph, match: Match, order: dict[Node, float], now: dict[Node, Node]) -> dict[Node, Node]:

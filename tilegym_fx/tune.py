@@ -1,11 +1,12 @@
-"""``python -m tilegym_fx.tune MODEL``: measure the kernels' configurations at a model's shapes, and keep the best.
+"""``python -m tilegym_fx.tune MODEL``: measure the kernels' configurations at its shapes, and keep the best.
 
 A kernel takes part when its file asks ``tuning.best`` for a configuration and lists what can be answered:
 
     CANDIDATES = {"linear": ({"features": 64, "depth": 128}, ...)}    # or a function of the shape class
 
-Every candidate is compiled first, side by side in processes of their own and with a time limit, then run against the
-reference, then timed with arguments that are not in the cache. What fails on the way is left out and remembered.
+Every candidate is compiled first, side by side in processes of their own and with a time limit, then run
+against the reference, then timed with arguments that are not in the cache. What fails on the way is left out
+and remembered.
 """
 
 from __future__ import annotations
@@ -299,10 +300,8 @@ def _tune(args: argparse.Namespace) -> int:
                      trust_remote_code=args.trust_remote_code)  # fmt: skip
     if args.list:
         for call in calls:
-            names = inventory.entry_point(call.solution).__globals__.get("CANDIDATES", {})
-            print(
-                f"{call}: {'tunable: ' + ', '.join(sorted(names)) if names else 'its file lists no CANDIDATES'}"
-            )
+            names = ", ".join(sorted(inventory.entry_point(call.solution).__globals__.get("CANDIDATES", {})))
+            print(f"{call}: {f'tunable: {names}' if names else 'its file lists no CANDIDATES'}")
         return 0
     return _measure(args, inventory, calls)
 

@@ -1,9 +1,10 @@
 """The cache of best configurations: what a kernel's launch wrapper asks before it falls back on its own rule.
 
-    config = tuning.best("linear", (16, 4096, 14336), "bfloat16", "sm_90")   # {"features": 64, "depth": 128} or None
+    config = tuning.best("linear", (16, 4096, 14336), "bfloat16", "sm_90")   # {"features": 64, ...} or None
 
-There is one table for each architecture: ``tuned/<arch>.json`` as shipped, under what was measured on this machine,
-which lies in the cache folder (``TILEGYM_FX_CACHE``) under the same name. Both are read when first asked for.
+There is one table for each architecture: ``tuned/<arch>.json`` as shipped, under what was measured on this
+machine, which lies in the cache folder (``TILEGYM_FX_CACHE``) under the same name. Both are read when first
+asked for.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ class _Recorder(dict[Key, Config]):
 
 @contextmanager
 def recording(arch: str, forced: Mapping[Key, Config] | None = None) -> Iterator[dict[Key, None]]:
-    """While the body runs, nothing is tuned for ``arch`` but what is forced; yields the keys asked for, in order.
+    """While the body runs, nothing is tuned for ``arch`` but what is forced; yields the keys asked for.
 
     A wrapper that keeps what it chose has to be made to forget that first.
     """

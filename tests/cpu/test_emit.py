@@ -3,57 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import emit_modules
 import pytest
 import torch
+from emit_support import counts, emitted, method
 from torch import nn
 
 from tilegym_fx import apply as patching
-from tilegym_fx import inventory, ops, pipeline, provenance
-from tilegym_fx.emit import EmitResult, emit, why_not
-from tilegym_fx.normalize import normalize
-from tilegym_fx.results import Match, Site
+from tilegym_fx.emit import EmitResult
 
 WIDTH = emit_modules.WIDTH
-
-
-def matches_of(
-    model: nn.Module, args: Any = (), kwargs: Any = None
-) -> tuple[list[Match], provenance.Provenance]:
-    """The largest non-overlapping Matches that can be written, else the largest ones, in graph order."""
-    exported, record = provenance.record(model, args, kwargs)
-    graph = copy.deepcopy(exported.graph_module).graph
-    normalize(graph)
-    found, _ = pipeline.matcher_for(inventory.load()).match(graph, lambda node: Site())
-    position = {node: i for i, node in enumerate(graph.nodes)}
-    chosen: list[Match] = []
-    taken: set[Any] = set()
-    for wanted in (True, False):
-        for match in sorted(found, key=lambda m: (-len(m.nodes), m.definition, position[m.nodes[-1]])):
-            if taken.isdisjoint(match.nodes) and (why_not(match, record) is None) == wanted:
-                taken.update(match.nodes)
-                chosen.append(match)
-    return sorted(chosen, key=lambda m: position[m.nodes[-1]]), record
-
-
-def emitted(model: nn.Module, args: Any = (), kwargs: Any = None) -> EmitResult:
-    ops.register(inventory.load())
-    matches, record = matches_of(model, args, kwargs)
-    return emit(matches, record, model)
-
-
-def counts(result: EmitResult) -> dict[str, int]:
-    return dict(Counter(written.match.definition for written in result.written))
-
-
-def method(result: EmitResult, cls: str) -> str:
-    """The text of one emitted class."""
-    start = result.text.index(f"class {cls}(")
-    return result.text[start:].split("\n\n\n")[0]
 
 
 def tensors(count: int) -> tuple[torch.Tensor, ...]:
@@ -100,8 +62,8 @@ def test_add_and_norm_become_one_statement_with_the_authors_expressions() -> Non
     result = emitted(model, (x, residual))
     assert counts(result) == {"add_rms_norm": 1}
     assert (
-        "x, residual = tilegym_fx.ops.add_rms_norm(x, residual, self.norm.weight, self.norm.variance_epsilon)\n"
-        in method(result, "Plain")
+        "tilegym_fx.ops.add_rms_norm(x, residual, self.norm.weight, self.norm.variance_epsilon)\n"
+        in method(result, "Plain").partition("x, residual = ")[2]
     )
     assert_same(model, result, run(x, residual))
 
@@ -267,3 +229,99 @@ def test_dropped_dropout_becomes_a_condition() -> None:
     result = emitted(model, (x,))
     if "silu_mul" in counts(result):
         assert "if not self.training" in result.text
+
+
+TINY: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gemma3_text": {"head_dim": 16, "sliding_window": 8},
+    "gpt2": {"n_embd": 64, "n_head": 4, "n_layer": 2},
+    "qwen3_moe": {
+        "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    },
+}  # fmt: skip
+
+
+def tiny(kind: str) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 2, "vocab_size": 128}
+    config = AutoConfig.for_model(kind, **{**sizes, **more, **TINY[kind]})
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module", params=TINY)
+def model_and_text(request: pytest.FixtureRequest) -> tuple[str, nn.Module, EmitResult]:
+    """A tiny model with the text from a plain prefill and a padded one."""
+    model = tiny(request.param)
+    ids = torch.arange(34).reshape(2, 17)
+    mask = torch.ones_like(ids)
+    padded = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    return request.param, model, emitted(model, (), {"input_ids": ids, "use_cache": False}, padded)
+
+
+def test_model_gives_the_same_logits_and_tokens(model_and_text: tuple[str, nn.Module, EmitResult]) -> None:
+    _, model, result = model_and_text
+    ids = torch.arange(34).reshape(2, 17)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+
+    def generated(each: Any) -> torch.Tensor:
+        return each.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0)
+
+    with torch.no_grad():
+        assert_same(
+            model,
+            result,
+            lambda each: each(input_ids=ids).logits,
+            lambda each: each(input_ids=ids, attention_mask=mask).logits[mask.bool()],
+            generated,
+        )
+
+
+def test_emitted_model_is_what_the_golden_file_holds(
+    model_and_text: tuple[str, nn.Module, EmitResult], golden: Callable[[str, str], None]
+) -> None:
+    import transformers
+
+    name, _, result = model_and_text
+    if transformers.__version__ != "5.24.0":
+        pytest.skip("the golden files are of transformers 5.24.0, whose lines they repeat")
+    text = result.text.partition("Definitions and the Solutions")[2]
+    golden(f"modeling_{name}.py.txt", text)
+
+
+def test_emitted_text_keeps_the_layout_of_its_authors_formatter(
+    model_and_text: tuple[str, nn.Module, EmitResult],
+) -> None:
+    _, _, result = model_and_text
+    compile(result.text, "modeling.py", "exec")
+    assert all(len(line) <= 119 or "https://" in line for line in result.text.split("\n"))
+    assert not any(line != line.rstrip() for line in result.text.split("\n"))
+
+
+def test_llama_decoder_layer_has_add_and_norm_in_one_call() -> None:
+    model = tiny("llama")
+    ids = torch.arange(34).reshape(2, 17)
+    result = emitted(model, (), {"input_ids": ids, "use_cache": False})
+    text = method(result, "LlamaDecoderLayer")
+    assert "hidden_states, residual = tilegym_fx.ops.add_rms_norm(\n            hidden_states,\n" in text
+    assert "self.post_attention_layernorm.variance_epsilon,\n" in text
+    assert "residual + hidden_states\n        return hidden_states" in text
+
+
+def test_gradient_checkpointing_still_wraps_a_rewritten_layer() -> None:
+    model: Any = tiny("llama")
+    ids = torch.arange(34).reshape(2, 17)
+    result = emitted(model, (), {"input_ids": ids, "use_cache": False})
+    patching.apply(patching.load(result.text), model)
+    model.train()
+    losses = []
+    for enabled in (False, True):
+        if enabled:
+            model.gradient_checkpointing_enable()
+        losses.append(model(input_ids=ids, labels=ids, use_cache=False).loss)
+        losses[-1].backward()
+    torch.testing.assert_close(losses[0], losses[1])
+    assert model.model.layers[0].gradient_checkpointing

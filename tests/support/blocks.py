@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pass_checks import BF16, rand
 
 EPS = 1e-5
 
@@ -61,3 +62,24 @@ def eager_attention(q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any:
         scores = scores + mask
     weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
     return torch.matmul(weights, v).transpose(1, 2).contiguous()
+
+
+def attention_inputs(
+    batch: int, length: int, heads: tuple[int, int] = (4, 2), dtype: torch.dtype = BF16, keys: int = 0
+) -> list[torch.Tensor]:
+    """q, k and v; as many keys as queries unless told otherwise."""
+    q = rand(batch, heads[0], length, 16, dtype=dtype)
+    return [q, *(rand(batch, heads[1], keys or length, 16, dtype=dtype, seed=i) for i in (1, 2))]
+
+
+def rotary_tables(batch: int, length: int, width: int, dtype: torch.dtype = BF16) -> list[torch.Tensor]:
+    """cos and sin of growing angles, the halves alike."""
+    angles = torch.arange(length)[:, None] / 10 ** torch.linspace(0, 4, max(width // 2, 1))
+    wide = torch.cat((angles, angles), -1).expand(batch, length, -1)
+    return [wide.cos().to(dtype), wide.sin().to(dtype)]
+
+
+def rotary_inputs(batch: int, length: int, dtype: torch.dtype = BF16, width: int = 16) -> list[torch.Tensor]:
+    """q and k with heads in front, cos and sin."""
+    q, k = (rand(batch, heads, length, width, dtype=dtype) for heads in (4, 2))
+    return [q, k, *rotary_tables(batch, length, width, dtype)]

@@ -118,6 +118,30 @@ def _gelu_tanh_mul(r: Rounding, name: str, gate: Any, up: Any) -> Any:
     return _gated(r, gate / 2 * (1 + torch.tanh(inner)), gate, up)
 
 
+@exact("gelu", "gelu_tanh", "relu", "relu_squared")
+def _activation(r: Rounding, name: str, hidden_states: Any) -> Any:
+    value = _ACTIVATIONS[name](hidden_states)
+    return ((value, r.relative * value.abs() + 16 * ROUNDED32 * hidden_states.abs() + r.step + FLOOR32),)
+
+
+@exact("gelu_new")
+def _gelu_new(r: Rounding, name: str, hidden_states: Any) -> Any:
+    """Written out: 1 + tanh loses to rounding what cancels, and the exponent's roundings grow with it."""
+    x = hidden_states
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    slope = (1 - torch.tanh(inner) ** 2) * inner.abs()
+    error = r.relative * (6 * slope + 4) + FLOOR32
+    return ((_ACTIVATIONS["gelu_tanh"](x), error * x.abs() + r.step),)
+
+
+_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "gelu": lambda x: x / 2 * torch.erfc(-x / math.sqrt(2)),
+    "gelu_tanh": lambda x: x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: x.clamp(min=0),
+    "relu_squared": lambda x: x.clamp(min=0).square(),
+}
+
+
 def _turn(x: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
     """A vector rotated pair by pair, and the size of what is added to get there."""
     one, two = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
@@ -182,6 +206,13 @@ def _rotary_interleaved_partial(r: Rounding, name: str, q: Any, k: Any, cos: Any
     turned = _rotary(r, name, *halves)
     pairs = [tuple(map(_halves_to_pairs, pair)) for pair in turned]
     return tuple(_with_tail(r, pair, x[..., width:]) for pair, x in zip(pairs, (q, k), strict=True))
+
+
+@exact("rotary_embedding_pairs_to_halves")
+def _rotary_pairs_to_halves(r: Rounding, name: str, q: Any, k: Any, cos: Any, sin: Any) -> Any:
+    half = cos.shape[-1] // 2
+    tables = (x[..., :half].repeat(1, 1, 2) for x in (cos, sin))
+    return _rotary(r, name, _pairs_to_halves(q), _pairs_to_halves(k), *tables)
 
 
 def _attend(r: Rounding, q: Any, k: Any, v: Any, bias: Any, scale: float) -> Any:

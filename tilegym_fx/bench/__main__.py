@@ -16,6 +16,7 @@ from tilegym_fx.errors import TilegymFxError, UsageError
 from . import patches
 from .cases import DEFAULT_CASES, DEFAULT_VARIANTS, PEERS, VARIANTS, get_variant, parse_cases
 from .job import Job
+from .models import find_source
 from .picture import draw
 from .record import append_record, machine
 from .report import print_report, summary_lines
@@ -108,15 +109,16 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Result]]:
         )
     with tempfile.TemporaryDirectory(prefix="tilegym_fx_bench_") as folder:
         jobs = make_jobs(args, jobs_wanted, folder)
-        header: dict[str, Any] = {"kind": "header", "model": args.model, "dtype": args.dtype, "layers": args.layers,
-                                  "dry_run": args.dry_run, **machine()}  # fmt: skip
+        find_source(jobs[0])  # a name that means nothing is told before anything starts
+        asked = {name: vars(args)[name] for name in ("model", "dtype", "layers", "dry_run")}
+        header: dict[str, Any] = {"kind": "header", **asked, **machine()}
         messages: list[dict[str, Any]] = []
 
         def sink(message: dict[str, Any]) -> None:
             messages.append(message)
             _append(args.out, [message])
             if message["kind"] == "result":
-                outcome = message["error"] or f"{1e3 * from_json(message).wall.median:.3f} ms"  # type: ignore[union-attr]
+                outcome = message["error"] or f"{message['wall_ms']:.3f} ms"
                 print(f"{message['case']} {message['variant']}: {outcome}", file=sys.stderr, flush=True)
 
         _append(args.out, [header])

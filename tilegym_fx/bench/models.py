@@ -28,6 +28,21 @@ _TINY = {
 }  # fmt: skip
 
 
+def find_source(job: Job) -> ModelSource:
+    """The model's configuration as the job wants it; nothing is built.
+
+    Raises:
+        UnknownModelError: It cannot be found.
+        UsageError: ``layers`` is more than the model has.
+    """
+    source = resolve_model(job.model, trust_remote_code=job.trust_remote_code)
+    if job.layers is not None:
+        cut_layers(source.config, job.layers)
+    if job.tiny:
+        _shrink(source.config)
+    return source
+
+
 def make_model(job: Job) -> Any:
     """The model of a job in eval mode on its device; the same weights in every process.
 
@@ -35,11 +50,7 @@ def make_model(job: Job) -> Any:
         UnknownModelError: It cannot be found or built.
         UsageError: ``layers`` is more than the model has, or it keeps no cache.
     """
-    source = resolve_model(job.model, trust_remote_code=job.trust_remote_code)
-    if job.tiny:
-        _shrink(source.config)
-    if job.layers is not None:
-        cut_layers(source.config, job.layers)
+    source = find_source(job)
     torch.manual_seed(SEED)
     try:
         model = _from_checkpoint(source, job) if _has_weights(source, job) else _from_config(source, job)
@@ -79,8 +90,11 @@ def _has_weights(source: ModelSource, job: Job) -> bool:
 
 
 def _shrink(config: PreTrainedConfig) -> None:
-    for name, value in _TINY.items():
-        if name != "num_hidden_layers" and isinstance(getattr(config, name, None), int):
+    sizes = dict(_TINY)
+    if hasattr(config, "qk_rope_head_dim"):  # latent attention has head sizes of its own, and no groups
+        sizes = {**sizes, "num_key_value_heads": sizes["num_attention_heads"], "head_dim": config.head_dim}
+    for name, value in sizes.items():
+        if name != "num_hidden_layers" and isinstance(vars(config).get(name), int):
             setattr(config, name, value)
     if isinstance(getattr(config, "num_hidden_layers", None), int):
         cut_layers(config, min(_TINY["num_hidden_layers"], config.num_hidden_layers))

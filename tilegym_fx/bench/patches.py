@@ -19,7 +19,8 @@ from .cases import Variant
 _PEERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "liger": ("liger_kernel", "liger_kernel.transformers.monkey_patch", "MODEL_TYPE_TO_APPLY_LIGER_FN", {}),
     "tilegym": (
-        "tilegym", "tilegym.transformers.monkey_patch", "MODEL_TYPE_TO_APPLY_TILEGYM_FN", {"use_cutile": True},
+        "tilegym", "tilegym.transformers.monkey_patch", "MODEL_TYPE_TO_APPLY_TILEGYM_FN",
+        {"use_cutile": True},
     ),
 }  # fmt: skip
 

@@ -26,7 +26,8 @@ def draw(results: Sequence[Result]) -> str:
     body = "\n".join(parts) or f'<text x="8" y="{y}">no kernel times: nothing was timed on a GPU</text>'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{y + 12}" '
-        f'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
+        f'font-family="sans-serif" font-size="12">\n'
+        f'<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
     )
 
 
@@ -44,8 +45,10 @@ def _group(case: str, pair: Sequence[Result], y: int) -> tuple[list[str], int]:
         for kernel, color in _colored(result.kernels):
             width = kernel.seconds * scale
             label = f"{kernel.name}: {1e3 * kernel.seconds:.3f} ms"
-            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{max(width, 0.3):.1f}" height="{_BAR}" fill="{color}" '
-                         f'stroke="white" stroke-width="0.5"><title>{escape(label)}</title></rect>')  # fmt: skip
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{max(width, 0.3):.1f}" height="{_BAR}" fill="{color}"'
+                f' stroke="white" stroke-width="0.5"><title>{escape(label)}</title></rect>'
+            )
             x += width
         parts.append(f'<text x="{x + 6:.1f}" y="{y + 21}">{1e3 * _total(result):.3f} ms</text>')
         y += _BAR + 6

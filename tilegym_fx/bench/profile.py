@@ -14,14 +14,14 @@ from tilegym_fx.inventory import shipped_root
 
 from .results import KernelTime
 
-#: What a trace calls the things that keep a GPU busy. Each happens once; ranges around them are other categories.
+#: What a trace calls the things that keep a GPU busy; ranges around them have other categories.
 _ON_GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _KERNELS_KEPT = 40
 
 
 @cache
 def kernel_functions(*folders: Path) -> frozenset[str]:
-    """Names of the functions decorated with ``@ct.kernel`` in the Python files of these folders, read as text.
+    """Names of the functions decorated with ``@ct.kernel`` in the Python files of these folders.
 
     Args:
         folders: The shipped ``kernels/`` where none is given.
@@ -40,7 +40,7 @@ def _is_kernel(function: ast.FunctionDef) -> bool:
 
 
 def our_kernels(names: Iterable[str]) -> re.Pattern[str]:
-    """Matches what a profiler calls these functions' kernels: cuTile appends ``_K`` and the parameters' types."""
+    """Matches what a profiler calls their kernels: cuTile appends ``_K`` and the parameters' types."""
     return re.compile(rf"(?:{'|'.join(sorted(map(re.escape, names), reverse=True))})(?:_K.*)?")
 
 

@@ -43,7 +43,8 @@ def kernel_rows(result: Result) -> list[tuple[str, ...]]:
     """The longest kernels of a result: milliseconds a call, share, launches a call, whose, name."""
     total = sum(kernel.seconds for kernel in result.kernels)
     return [
-        (f"{1e3 * k.seconds:.3f}", f"{k.seconds / total:.1%}", f"{k.count:g}", "ours" if k.is_ours else "", k.name)
+        (f"{1e3 * k.seconds:.3f}", f"{k.seconds / total:.1%}", f"{k.count:g}",
+         "ours" if k.is_ours else "", k.name)
         for k in result.kernels[:_KERNELS_SHOWN]
     ]  # fmt: skip
 
@@ -71,31 +72,38 @@ def plain_table(columns: Sequence[str], rows: Sequence[tuple[str, ...]], text: S
 def header_lines(header: dict[str, Any]) -> Iterator[str]:
     """What was measured, on what and with what."""
     about = header.get("about", {})
-    size = f", {about['parameters'] / 1e9:.3g} B parameters" if "parameters" in about else ""
+    size = f", {about['parameters'] / 1e6:,.1f} M parameters" if "parameters" in about else ""
     layers = f", {header['layers']} layers" if header.get("layers") else ""
     kind = f"{about.get('class', '')}{size}{layers}, attention {about.get('attention', '?')}"
     yield f"{header.get('model', '?')}  {kind}, {header.get('dtype', '?')}"
     if header.get("dry_run"):
-        yield "dry run: a tiny model on the CPU, captured and rewritten but not compiled; its times mean nothing"
+        yield "dry run: a tiny model on the CPU, rewritten but not compiled; its times mean nothing"
     yield ", ".join(f"{name} {value}" for name, value in header.get("machine", {}).items())
     yield ", ".join(f"{name} {value}" for name, value in header.get("versions", {}).items())
     if about.get("copy_rate") and about.get("read_bytes"):
         floor = about["read_bytes"] / about["copy_rate"]
-        yield (
-            f"copy rate {about['copy_rate'] / 1e9:.0f} GB/s; reading the weights once takes at least {1e3 * floor:.3f} ms"
-        )
+        yield f"copy rate {about['copy_rate'] / 1e9:.0f} GB/s; to read the weights takes {1e3 * floor:.3f} ms"
 
 
 def remarks(results: Sequence[Result]) -> Iterator[str]:
     """What was not timed and why, which kernels were not used, and other things to know."""
+    yield from _errors(results)
     for result in results:
         where = f"{result.case} {result.variant}"
-        if result.error:
-            yield f"{where}: not timed: {result.error}"
         for op, count in result.fallbacks.items():
             yield f"{where}: {count} calls ran a reference: {op}"
         if result.note:
             yield f"{where}: {result.note}"
+
+
+def _errors(results: Sequence[Result]) -> Iterator[str]:
+    """A line for each variant and reason."""
+    cases: dict[tuple[str, str], list[str]] = {}
+    for result in results:
+        if result.error:
+            cases.setdefault((result.variant, result.error), []).append(result.case)
+    for (variant, error), listed in cases.items():
+        yield f"{variant} is not timed in {', '.join(listed)}: {error}"
 
 
 def summary_lines(results: Sequence[Result]) -> list[str]:

@@ -107,7 +107,7 @@ def from_json(fields: dict[str, Any]) -> Result:
 
 
 def latest(results: Iterable[Result]) -> list[Result]:
-    """One result for each case and variant, the later one; in the order of the cases, then of the variants."""
+    """One result for each case and variant, the later one; ordered by case, then by variant."""
     kept = {(result.case, result.variant): result for result in results}
     cases = list(dict.fromkeys(case for case, _ in kept))
     order = list(VARIANTS)
@@ -134,7 +134,7 @@ def speedup(result: Result, results: Sequence[Result], measure: str = "wall") ->
 
 
 def subject(results: Sequence[Result]) -> Result | None:
-    """The result that the summary lines speak of: a generation before a step before a prompt, our fastest first."""
+    """What the summary lines speak of: a generation, else a step, else a prompt; ours where there is one."""
     for kind in ("generate", "decode", "prefill"):
         of_kind = [result for result in results if result.parsed.kind == kind]
         first = [result for result in of_kind if result.case == of_kind[0].case]

@@ -1,7 +1,7 @@
 """Workers one after another or a few at once, each in a process of its own with a time limit.
 
-Building and compiling is done side by side; the GPU is timed by one worker at a time, while the others wait. What a
-worker has answered is kept whatever becomes of it afterwards.
+Building and compiling is done side by side; the GPU is timed by one worker at a time, while the others wait.
+What a worker has answered is kept whatever becomes of it afterwards.
 """
 
 from __future__ import annotations
@@ -102,18 +102,30 @@ def run(jobs: Sequence[Job], sink: Sink, limits: Limits) -> None:
         sink: Takes messages of the kinds ``about`` and ``result``, as they come.
         limits: For each worker.
     """
-    batches = [jobs[:1], *(jobs[i : i + limits.at_once] for i in range(1, len(jobs), limits.at_once))]
-    for batch in batches:
-        children = [Child(job, limits.seconds) for job in batch]
-        try:
-            _converse(children, sink)
-        finally:
-            for child in children:
-                child.end()
+    if not _run_together(jobs[:1], sink, limits):
+        return _give_up(jobs[1:], sink)
+    for i in range(1, len(jobs), limits.at_once):
+        _run_together(jobs[i : i + limits.at_once], sink, limits)
 
 
-def _converse(children: Sequence[Child], sink: Sink) -> None:
-    live = [child for child in children if _settled(child, sink, ("about",), child.job.cases)]
+def _run_together(jobs: Sequence[Job], sink: Sink, limits: Limits) -> bool:
+    """Whether any of them could build its model."""
+    children = [Child(job, limits.seconds) for job in jobs]
+    try:
+        return _converse(children, sink)
+    finally:
+        for child in children:
+            child.end()
+
+
+def _give_up(jobs: Sequence[Job], sink: Sink) -> None:
+    for job in jobs:
+        for result in _failures(job, job.cases, "there is no original to compare it with"):
+            sink(result)
+
+
+def _converse(children: Sequence[Child], sink: Sink) -> bool:
+    built = live = [child for child in children if _settled(child, sink, ("about",), child.job.cases)]
     for i in range(len(children[0].job.cases)):
         rest = children[0].job.cases[i:]
         prepared = [(child, _settled(child, sink, ("ready", "result", "judged"), rest)) for child in live]
@@ -122,11 +134,12 @@ def _converse(children: Sequence[Child], sink: Sink) -> None:
             if kind == "ready":
                 child.say("go")
                 if not _settled(child, sink, ("result",), rest):
-                    live.remove(child)
+                    live = [other for other in live if other is not child]
+    return bool(built)
 
 
 def _settled(child: Child, sink: Sink, kinds: Sequence[str], cases: Sequence[str]) -> str | None:
-    """Kind of the child's next message; None, and a failed result for each remaining case, where it has none."""
+    """Kind of the child's next message; where it has none, None and a failed result for each of the cases."""
     message = child.answer()
     if message["kind"] in kinds:
         if message["kind"] in ("about", "result"):

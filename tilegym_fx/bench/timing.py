@@ -1,8 +1,8 @@
 """Timing of kernels: medians over graph replays, with arguments that are not in the cache.
 
-What is measured is GPU time. The calls are captured into one CUDA graph, so Python and launch overhead drop out
-(`host_time` measures those by themselves), and every call of the graph works on another set of arguments: by the time
-a set comes round again, the others have pushed it out of the L2 cache.
+What is measured is GPU time. The calls are captured into one CUDA graph, so Python and launch overhead drop
+out (`host_time` measures those by themselves), and every call of the graph works on another set of arguments:
+by the time a set comes round again, the others have pushed it out of the L2 cache.
 
     calls = [functools.partial(op, *arguments) for arguments in argument_sets(make_arguments)]
     print(median_time(calls).microseconds, copy_rate() / 1e9)
@@ -52,7 +52,7 @@ def l2_bytes() -> int:
 def argument_sets(
     make: Callable[[], tuple[torch.Tensor | float, ...]], *, cache_factor: float = 3.0
 ) -> list[tuple[torch.Tensor | float, ...]]:
-    """Calls `make` until the sets together are `cache_factor` times the L2 cache (at least 2, at most MAX_SETS).
+    """Calls `make` until the sets are `cache_factor` times the L2 cache (at least 2, at most MAX_SETS).
 
     Args:
         make: returns one tuple of arguments in fresh memory, filled with random values.
@@ -104,7 +104,7 @@ def host_time(call: Callable[[], object], *, repeats: int = 300) -> float:
 
 
 def copy_rate(size: int = 1 << 30) -> float:
-    """Bytes per second, read plus written, of a large device-to-device copy: the ceiling of memory-bound kernels."""
+    """Bytes per second, read plus written, of a large copy: the ceiling of memory-bound kernels."""
     source = torch.empty(size, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     return 2 * size / median_time([lambda: target.copy_(source)], rounds=11).median

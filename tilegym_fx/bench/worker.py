@@ -1,8 +1,8 @@
 """One variant of a model: built, patched, and for each case prepared, judged, timed and profiled.
 
-``python -m tilegym_fx.bench.worker`` reads a job from stdin as one line of JSON and answers in lines: ``about`` the
-model, then for each case ``ready``, whereupon it waits for a line, and ``result``. A case that cannot be timed, or
-that differs from the original, gives a ``result`` with an error.
+``python -m tilegym_fx.bench.worker`` reads a job from stdin as one line of JSON and answers in lines:
+``about`` the model, then for each case ``ready``, whereupon it waits for a line, and ``result``. A case that
+cannot be timed, or that differs from the original, gives a ``result`` with an error.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from torch import nn
 from tilegym_fx import ops, verify
 from tilegym_fx.errors import TilegymFxError, VerifyError
 from tilegym_fx.export.trace import MODEL_ERRORS, describe
-from tilegym_fx.model_source import resolve_model
 
 from . import patches
 from .calls import ROUND, CaseCall, Decode, Generate, Prefill
 from .cases import Case
 from .clock import Call, Clock
 from .job import Job
-from .models import make_model, read_bytes
+from .models import find_source, make_model, read_bytes
 from .profile import kernel_functions, kernel_times, our_kernels
 from .results import Result, Samples, as_json
 from .timing import copy_rate
@@ -58,8 +57,7 @@ class Worker:
         self._clock = Clock(job.device)
         self._prepare: dict[str, float] = {}
         if self._variant.is_peer:
-            model_type = resolve_model(job.model, trust_remote_code=job.trust_remote_code).model_type
-            patches.patch_process(self._variant, model_type)
+            patches.patch_process(self._variant, find_source(job).model_type)
         self._model = self._timed("build", lambda: make_model(job))
         self._is_reference = self._variant.name == "eager"
         self._wide = self._float32_copy() if self._is_reference and job.judge else None
@@ -183,6 +181,10 @@ class Worker:
         if self._is_reference:
             torch.save((outputs, self._wide_outputs(case)), file)
             return "the original"
+        if not file.exists():
+            raise VerifyError(
+                f"the original gave no logits in {case}", advice="Nothing is timed without them"
+            )
         original, wide = torch.load(file)
         checks = verify.compare(original, outputs, wide, getattr(torch, self._job.dtype))
         failed = [check for check in checks if not check.passed]

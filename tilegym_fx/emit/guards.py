@@ -24,7 +24,6 @@ from .outcome import Refusal
 from .scope import SHAPE_METHODS, Scope
 from .values import View, view
 
-
 _CHOICES = (ast.IfExp, ast.BoolOp, ast.Compare, ast.UnaryOp)
 
 

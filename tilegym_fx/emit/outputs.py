@@ -100,7 +100,7 @@ class Outputs(Inputs):
         names = self._target_of(holder, made.anchor) if holder is not None else None
         if names is None or len(anchored) != 1 or made.before or made.after:
             raise Refusal(
-                f"line {self.last.lineno} of {self.at.where()} gives the kernel's results no names of their own"
+                f"line {self.last.lineno} of {self.at.where()} gives the results no names of their own"
             )
         holding: dict[fx.Node, list[str]] = {anchored[0]: names}
         for name, node in wanted.items():

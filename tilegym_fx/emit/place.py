@@ -17,9 +17,9 @@ from .ground import right_side
 from .guards import Inspector
 from .outcome import FinalRefusal, Refusal
 from .outputs import Outputs, Replacement
-from .owner import owner_of
+from .owner import Owner, owner_of
 from .regions import Names, Region, outside_users, region_of, writes_in_place
-from .values import view
+from .values import View, view
 
 
 def place(match: Match, names: Names, provenance: Provenance) -> Replacement:
@@ -29,31 +29,34 @@ def place(match: Match, names: Names, provenance: Provenance) -> Replacement:
         Refusal: If it cannot be written in source form, with the reason.
     """
     region = region_of(match, names)
+    unowned: list[str] = []
     refusals: list[str] = []
     for call in _common_calls(region, provenance):
         at = view(provenance, call)
-        if at is None:
+        owner = _owner(at, unowned) if at is not None else None
+        if at is None or owner is None:
             continue
         try:
-            return Placer(region, at, owner_of(at), names).replacement()
+            return Placer(region, at, owner, names).replacement()
+        except FinalRefusal:
+            raise
         except Refusal as refusal:
             refusals.append(str(refusal))
-            if not _may_be_written_above(refusal):
-                break
-    raise Refusal(_main(refusals))
+    telling = [why for why in unowned if not why.endswith(_NO_METHOD) and " belongs to torch" not in why]
+    raise Refusal(
+        (refusals or telling or unowned or ["no function of model code contains the whole region"])[0]
+    )
 
 
-def _may_be_written_above(refusal: Refusal) -> bool:
-    return not isinstance(refusal, FinalRefusal)
+_NO_METHOD = "is no method of a module"
 
 
-def _main(refusals: list[str]) -> str:
-    if not refusals:
-        return "no function of model code contains the whole region"
-    telling = [
-        r for r in refusals if not r.endswith("is no method of a module") and " belongs to torch" not in r
-    ]
-    return (telling or refusals)[0]
+def _owner(at: View, unowned: list[str]) -> Owner | None:
+    try:
+        return owner_of(at)
+    except Refusal as refusal:
+        unowned.append(str(refusal))
+        return None
 
 
 def _common_calls(region: Region, provenance: Provenance) -> Iterator[Call]:

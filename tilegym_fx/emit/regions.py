@@ -1,9 +1,8 @@
-"""Where a Match stands in the exported graph: its nodes, its inputs and its outputs in terms of exported
-nodes.
+"""Where a Match stands in the exported graph: its nodes, its inputs and its outputs in exported nodes.
 
-A Match speaks of a normalised graph, the record of the export of the exported one. `meta["origins"]` of a normalised
-node names the exported nodes with its value. The region is then taken from the exported graph itself:
-everything between the outputs and the inputs, whatever normalisation did to it.
+A Match speaks of a normalised graph, the record of the export of the exported one. `meta["origins"]` of a
+normalised node names the exported nodes with its value. The region is then taken from the exported graph
+itself: everything between the outputs and the inputs, whatever normalisation did to it.
 """
 
 from __future__ import annotations

@@ -103,10 +103,9 @@ class Lifter:
             return None
         if func.value.id != scope.extra_name or not isinstance(expr.args[0], ast.Constant):
             return None
-        key = expr.args[0].value
-        named = scope.arguments.get(f"**{key}")
-        if named is not None:
-            return named
+        key = f"**{expr.args[0].value!s}"
+        if key in scope.arguments:
+            return scope.arguments[key]
         if scope.extra is None:
             return expr.args[1] if len(expr.args) > 1 else ast.Constant(None)
         lifted = ast.Call(ast.Attribute(scope.extra, "get", ast.Load()), list(expr.args), [])
@@ -164,7 +163,7 @@ class Lifter:
                 parts.append(lifted.attr)
                 lifted = lifted.value
             elif isinstance(lifted, ast.Subscript) and isinstance(lifted.slice, ast.Constant):
-                parts.append(repr(lifted.slice.value))
+                parts.append(f"{lifted.slice.value!s}")
                 lifted = lifted.value
             else:
                 break

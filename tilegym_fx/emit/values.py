@@ -18,9 +18,9 @@ from .source import FunctionSource, function_source
 
 #: Functions and methods that only look.
 _HARMLESS = {
-    "getattr", "hasattr", "isinstance", "issubclass", "callable", "type", "len", "int", "float", "bool", "str",
-    "abs", "max", "min", "round", "tuple", "sqrt", "get", "size", "dim", "numel", "ndimension", "startswith",
-    "endswith",
+    "getattr", "hasattr", "isinstance", "issubclass", "callable", "type", "len", "int", "float", "bool",
+    "str", "abs", "max", "min", "round", "tuple", "sqrt", "get", "size", "dim", "numel", "ndimension",
+    "startswith", "endswith",
 }  # fmt: skip
 _PREDICATE = re.compile(r"_?(is|use|uses|has|should|can|needs)_")
 

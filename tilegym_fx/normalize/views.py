@@ -45,6 +45,7 @@ _SPLITS = {
     aten.unsafe_chunk.default,
     aten.unsafe_split.Tensor,
 }
+_SIZED = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 _DIM_NAMES = {"dim", "dim0", "dim1"}
 
 
@@ -86,7 +87,7 @@ def _negative(value: Any, rank: int) -> Any:
 
 
 def one_transpose(graph: Graph) -> int:
-    """``t``, ``T``, ``permute`` and ``swapaxes`` of two dims become ``transpose``, the later dim first."""
+    """``t``, ``permute`` and ``swapaxes`` of two dims become ``transpose``, the later first; two cancel."""
     changed = 0
     forms = {
         aten.t.default,
@@ -97,7 +98,11 @@ def one_transpose(graph: Graph) -> int:
     }
     for node in calls(graph, forms):
         dims = _swapped(node)
-        if dims is not None and (node.target is not aten.transpose.int or node.args[1:] != dims):
+        source = args_of(node)[0]
+        if dims is not None and source.target is aten.transpose.int and source.args[1:] == dims:
+            take_over(node, source.args[0])
+            changed += 1
+        elif dims is not None and (node.target is not aten.transpose.int or node.args[1:] != dims):
             replace(node, aten.transpose.int, (node.args[0], *dims))
             changed += 1
     return changed
@@ -227,6 +232,8 @@ def _reshape(node: Node, source: Node) -> int:
     if node.target is aten.reshape.default and source is node.args[0] and not _has_wildcard(node, shape):
         return 0
     sizes = size_args(node, shape, source)
+    if sizes is None and node.target in _SIZED:
+        sizes = list(args_of(node)[1])
     if sizes is None or (
         node.target is aten.reshape.default and list(args_of(node)[1]) == sizes and node.args[0] is source
     ):

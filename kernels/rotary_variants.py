@@ -1,0 +1,218 @@
+"""Rotary embeddings other than the plain half-split one, in one cuTile kernel.
+
+    out[j] = x[own(j)] * cos[j mod A] -+ x[partner(j)] * sin[j mod A]    for j < R
+    out[j] = x[j]                                                        for j >= R
+
+R columns of a head are rotated and the rest passes through. A is the number of columns of cos and sin that are
+read: R, or R / 2 where both halves share them. The sign is minus for the first member of a pair.
+
+    layout            own(j)                 partner(j)             first member
+    HALVES            j                      j + R/2, j - R/2       j < R/2
+    PAIRS             j                      j + 1, j - 1           even j
+    PAIRS_TO_HALVES   2 (j mod R/2) + high   2 (j mod R/2) + low    j < R/2       high = j >= R/2, low = j < R/2
+
+Tiles. A block takes HEADS heads at POSITIONS positions, all columns of a head at once; each value of cos and
+sin is loaded once for HEADS heads. x is gathered twice, the second time from the cache lines of the first.
+Blocks after the last group of query heads take the keys. Strides are read as they are.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import cuda.tile as ct
+import torch
+
+from tilegym_fx.launch import launch
+
+HALVES = 0
+PAIRS = 1
+PAIRS_TO_HALVES = 2
+
+#: Elements of one block.
+BLOCK = 4096
+#: Heads that share one load of cos and sin.
+MAX_HEADS = 8
+
+Int = ct.Constant[int]
+Flag = ct.Constant[bool]
+
+
+def sources(column, layout, width):
+    """Which column of x is kept and which is turned in, and whether the column is the first of its pair."""
+    half = width // 2
+    if layout == HALVES:
+        first = column < half
+        return column, ct.where(first, column + half, column - half), first
+    if layout == PAIRS:
+        first = column % 2 == 0
+        return column, ct.where(first, column + 1, column - 1), first
+    first = column < half
+    even = 2 * (column % half)
+    return ct.where(first, even, even + 1), ct.where(first, even + 1, even), first
+
+
+def product(x, factor, dtype):
+    """x * factor rounded to `dtype`, as float32 so that nothing fuses it into the sum."""
+    exact = ct.astype(x, ct.float32) * ct.astype(factor, ct.float32)
+    return ct.astype(ct.astype(exact, dtype), ct.float32)
+
+
+def rotate(x, cos, sin, out, group, shape, round_products, layout, width, angles):
+    batch = ct.bid(2)
+    dtype = out.dtype if round_products else ct.float32
+    heads = ct.reshape(group * shape[0] + ct.arange(shape[0], dtype=ct.int32), (shape[0], 1, 1))
+    positions = ct.reshape(ct.bid(0) * shape[1] + ct.arange(shape[1], dtype=ct.int32), (1, shape[1], 1))
+    column = ct.reshape(ct.arange(shape[2], dtype=ct.int32), (1, 1, shape[2]))
+    own, partner, first = sources(column, layout, width)
+    turns = column < width
+    own, partner = ct.where(turns, own, column), ct.where(turns, partner, column)
+    c = ct.gather(cos, (batch, positions, column % angles))
+    s = ct.gather(sin, (batch, positions, column % angles))
+    kept = ct.gather(x, (batch, heads, positions, own))
+    straight = product(kept, c, dtype)
+    across = product(ct.gather(x, (batch, heads, positions, partner)), s, dtype)
+    turned = ct.where(first, straight - across, straight + across)
+    result = ct.where(turns, turned, ct.astype(kept, ct.float32))
+    ct.scatter(out, (batch, heads, positions, column), ct.astype(result, out.dtype))
+
+
+@ct.kernel
+def rotary_variant_kernel(
+    q, k, cos, sin, q_out, k_out,
+    ROUND: Flag, LAYOUT: Int, ROTATED: Int, ANGLES: Int, Q_GROUPS: Int, HEADS: Int, POSITIONS: Int, COLUMNS: Int,
+):  # fmt: skip
+    group = ct.bid(1)
+    shape = (HEADS, POSITIONS, COLUMNS)
+    if group < Q_GROUPS:
+        rotate(q, cos, sin, q_out, group, shape, ROUND, LAYOUT, ROTATED, ANGLES)
+    else:
+        rotate(k, cos, sin, k_out, group - Q_GROUPS, shape, ROUND, LAYOUT, ROTATED, ANGLES)
+
+
+@lru_cache(maxsize=4096)
+def pick_tiles(heads: int, positions: int, width: int) -> tuple[int, int, int]:
+    """HEADS, POSITIONS and COLUMNS of a block, for a number of heads, of positions, and a head's width."""
+    columns = _cover(width)
+    per_heads = min(MAX_HEADS, _cover(heads))
+    rows = max(1, BLOCK // columns // per_heads)
+    return per_heads, min(rows, _cover(positions)), columns
+
+
+def _cover(size: int) -> int:
+    """The smallest power of two that is not below `size`."""
+    return 1 << (size - 1).bit_length()
+
+
+def _launch(arrays: tuple[torch.Tensor, ...], layout: int, rotated: int, angles: int, rounded: bool) -> None:
+    """Rotates arrays[0] and arrays[1] into arrays[4] and arrays[5], all [batch, heads, positions, width]."""
+    q, k, cos, sin = arrays[:4]
+    batch, q_heads, positions, width = q.shape
+    if cos.shape[0] != batch:
+        arrays = (q, k, cos.expand(batch, -1, -1), sin.expand(batch, -1, -1), *arrays[4:])
+    tile = pick_tiles(q_heads, positions, width)
+    q_groups = -(-q_heads // tile[0])
+    k_groups = 0 if k is q else -(-k.shape[1] // tile[0])
+    grid = (-(-positions // tile[1]), q_groups + k_groups, batch)
+    launch(rotary_variant_kernel, grid, (*arrays, rounded, layout, rotated, angles, q_groups, *tile))
+
+
+def _pair(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    layout: int,
+    rotated: int,
+    angles: int,
+    rounded: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    q_out = torch.empty(q.shape, dtype=_result_dtype(q, cos, rounded), device=q.device)
+    k_out = torch.empty(k.shape, dtype=_result_dtype(k, cos, rounded), device=k.device)
+    if q_out.numel():
+        _launch((q, k, cos, sin, q_out, k_out), layout, rotated, angles, rounded)
+    return q_out, k_out
+
+
+def _result_dtype(x: torch.Tensor, cos: torch.Tensor, rounded: bool) -> torch.dtype:
+    if x.dtype == cos.dtype or not rounded:
+        return x.dtype
+    return torch.promote_types(x.dtype, cos.dtype)
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def rotary_embedding_partial(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
+    """Rotates the first columns of queries and keys by halves, as many as cos has.
+
+    Args:
+        q: [batch, heads, positions, head_dim], any strides, float32, float16 or bfloat16.
+        k: [batch, key heads, positions, head_dim].
+        cos: [batch or 1, positions, rotated], both halves given.
+        sin: like `cos`.
+
+    Returns:
+        Queries and keys, contiguous, every step rounded to the dtype that `q * cos` has.
+    """
+    width = cos.shape[-1]
+    return _pair(q, k, cos, sin, HALVES, width, width)
+
+
+def rotary_embedding_half_width(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
+    """Rotates queries and keys by halves that share cos and sin of [batch or 1, positions, head_dim / 2]."""
+    width = q.shape[-1]
+    return _pair(q, k, cos, sin, HALVES, width, width // 2)
+
+
+def rotary_embedding_pairs_to_halves(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Pair:
+    """Rotates neighbouring pairs by the first half of cos and sin; the results have first members first.
+
+    Args:
+        q: [batch, heads, positions, head_dim], any strides, float32, float16 or bfloat16.
+        k: [batch, key heads, positions, head_dim].
+        cos: [batch or 1, positions, head_dim], of which the first half is read.
+        sin: like `cos`.
+
+    Returns:
+        Queries and keys, contiguous, every step rounded to the dtype that `q * cos` has.
+    """
+    width = q.shape[-1]
+    return _pair(q, k, cos, sin, PAIRS_TO_HALVES, width, width // 2)
+
+
+def rotary_embedding_interleaved_partial(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Pair:
+    """Rotates the first columns of queries and keys by pairs; cos and sin are [batch or 1, 1, positions, rotated]."""
+    width = cos.shape[-1]
+    return _pair(q, k, cos[:, 0], sin[:, 0], PAIRS, width, width)
+
+
+def rotary_embedding_interleaved_fp32(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Pair:
+    """Rotates queries and keys by pairs in float32 and rounds once; cos and sin are [batch or 1, positions, head_dim]."""
+    width = q.shape[-1]
+    return _pair(q, k, cos, sin, PAIRS, width, width, rounded=False)
+
+
+def rotary_embedding_single(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotates one tensor of [batch, positions, heads, head_dim] by halves.
+
+    Args:
+        x: Any strides, float32, float16 or bfloat16.
+        cos: [batch or 1, positions, head_dim], both halves given.
+        sin: like `cos`.
+
+    Returns:
+        The rotated tensor, contiguous, every step rounded to the dtype that `x * cos` has.
+    """
+    width = x.shape[-1]
+    out = torch.empty(x.shape, dtype=_result_dtype(x, cos, True), device=x.device)
+    if out.numel():
+        view, target = x.transpose(1, 2), out.transpose(1, 2)
+        _launch((view, view, cos, sin, target, target), HALVES, width, width, True)
+    return out

@@ -1,0 +1,4 @@
+"""Before: aten.gelu.
+After:  one gelu.
+Applies to any shape.
+"""

@@ -1,0 +1,4 @@
+"""Before: aten.gelu with approximate="tanh".
+After:  one gelu_tanh.
+Applies to any shape.
+"""

@@ -1,0 +1,4 @@
+"""Before: aten.relu.
+After:  one relu.
+Applies to any shape.
+"""

@@ -1,0 +1,4 @@
+"""Before: relu(x) * relu(x).
+After:  one relu_squared.
+Applies to any shape.
+"""

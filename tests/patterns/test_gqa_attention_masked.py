@@ -1,0 +1,101 @@
+"""gqa_attention_masked: one mask for all heads, bool or added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import blocks
+import pytest
+import torch
+import torch.nn.functional as F
+from blocks import attention_inputs
+from pass_checks import BATCH, BF16, FP32, LENGTH, check_pass, everywhere, rand
+
+NAME = "gqa_attention_masked"
+
+
+def mask_of(batch: int, queries: int, keys: int, dtype: torch.dtype = torch.bool) -> torch.Tensor:
+    seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries).expand(batch, 1, -1, -1).clone()
+    return seen if dtype == torch.bool else torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
+
+
+def repeated(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return blocks.attention(q, k, v, mask)
+
+
+def shared_by_torch(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+
+
+def eager(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return blocks.eager_attention(q, k, v, mask, 0.25)
+
+
+@everywhere
+@pytest.mark.parametrize("code", [repeated, shared_by_torch])
+@pytest.mark.parametrize("heads", [(4, 2), (6, 1), (4, 4)], ids=["gqa", "mqa", "mha"])
+def test_hit(code: Callable[..., Any], heads: tuple[int, int], dtype: torch.dtype, dynamic: bool) -> None:
+    inputs = [*attention_inputs(BATCH, LENGTH, heads, dtype), mask_of(BATCH, LENGTH, LENGTH)]
+    check_pass(code, inputs, {NAME: 1}, dynamic=dynamic)
+
+
+@everywhere
+@pytest.mark.parametrize("code", [repeated, eager])
+def test_hit_with_an_added_mask(code: Callable[..., Any], dtype: torch.dtype, dynamic: bool) -> None:
+    inputs = [*attention_inputs(BATCH, LENGTH, (4, 2), dtype), mask_of(BATCH, LENGTH, LENGTH, dtype)]
+    check_pass(code, inputs, {NAME: 1}, dynamic=dynamic)
+
+
+def test_one_mask_for_the_whole_batch() -> None:
+    check_pass(repeated, [*attention_inputs(2, 5), mask_of(1, 5, 5)], {NAME: 1})
+
+
+def test_decode() -> None:
+    check_pass(repeated, [*attention_inputs(2, 1, keys=9), mask_of(2, 1, 9)], {NAME: 1})
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5, 5), (2, 1, 1, 5), (1, 1, 5, 1), (5, 5), (1, 5, 5)], ids=str)
+def test_guard_on_a_mask_of_another_shape(shape: tuple[int, ...]) -> None:
+    mask = rand(*shape)
+    check_pass(
+        repeated, [*attention_inputs(2, 5), mask], {}, left=None, refused={NAME: "the mask (is|covers)"}
+    )
+
+
+def test_guard_on_values_of_another_width() -> None:
+    q, k, v = attention_inputs(2, 5)
+    inputs = [q, k, v[..., :8], mask_of(2, 5, 5)]
+    check_pass(repeated, inputs, {}, left=None, refused={NAME: "one head dimension"})
+
+
+def test_guard_on_a_float32_mask_added_to_half_precision_scores() -> None:
+    """The sum is then float32, and the rounding another."""
+    inputs = [*attention_inputs(2, 5, (4, 4)), mask_of(2, 5, 5, FP32)]
+    check_pass(eager, inputs, {}, left=None, only=[NAME])
+
+
+def test_near_miss_the_mask_multiplies() -> None:
+    def code(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        scores = torch.matmul(q, k.transpose(2, 3)) * 0.25 * mask
+        return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v).transpose(1, 2)
+
+    check_pass(code, [*attention_inputs(2, 5, (4, 4)), mask_of(2, 5, 5, BF16)], {}, left=None)
+
+
+def test_near_miss_the_mask_is_scaled_too() -> None:
+    def code(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        scores = (torch.matmul(q, k.transpose(2, 3)) + mask) * 0.25
+        return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v).transpose(1, 2)
+
+    check_pass(code, [*attention_inputs(2, 5, (4, 4)), mask_of(2, 5, 5, BF16)], {}, left=None)
+
+
+def test_near_miss_a_sink_beside_the_scores() -> None:
+    def code(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        scores = torch.matmul(q, k.transpose(2, 3)) * 0.25 + mask
+        sink = torch.zeros_like(scores[..., :1])
+        weights = F.softmax(torch.cat((scores, sink), -1), dim=-1, dtype=torch.float32).to(q.dtype)
+        return torch.matmul(weights[..., :-1], v).transpose(1, 2)
+
+    check_pass(code, [*attention_inputs(2, 5, (4, 4)), mask_of(2, 5, 5, BF16)], {}, left=None)

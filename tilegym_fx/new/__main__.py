@@ -1,0 +1,78 @@
+"""``python -m tilegym_fx.new NAME --op-type T``: every file of a new kernel, and the state of its six steps."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tilegym_fx.errors import TilegymFxError, UsageError
+
+from . import scaffold
+from .steps import look
+
+EXIT_OK, EXIT_ERROR, EXIT_FAULT = 0, 1, 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser("python -m tilegym_fx.new", description=__doc__)
+    p.add_argument("name", nargs="?", metavar="NAME", help="of the Definition, the op and every file")
+    p.add_argument("--op-type", metavar="T", help="family: rmsnorm, activation, gemm and so on")
+    start = p.add_mutually_exclusive_group()
+    start.add_argument("--like", metavar="DEFINITION", help="start from this Definition and its kernel")
+    start.add_argument(
+        "--from-draft", type=Path, metavar="FILE", help="start from a draft that `scan --draft` has written"
+    )
+    p.add_argument("--root", type=Path, help="inventory to write to (default: this repository)")
+    p.add_argument("--status", metavar="NAME", help="only print the state of the six steps")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    args = parser().parse_args(argv)
+    try:
+        return _new(args)
+    except TilegymFxError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+def _new(args: argparse.Namespace) -> int:
+    root = (args.root or scaffold.default_root()).resolve()
+    if args.status:
+        if not any(path.exists() for path in scaffold.files_of(args.status, root).values()):
+            raise UsageError(f"{root} has no file of {args.status!r}", advice="Create them: new NAME --op-type T")
+        return _print_steps(args.status, root)
+    if not args.name or not args.op_type:
+        raise UsageError("a new kernel needs NAME and --op-type")
+    parts = _parts(args, root)
+    for path in scaffold.write(args.name, parts, root):
+        print(f"wrote {path.relative_to(root)}")
+    return _print_steps(args.name, root)
+
+
+def _parts(args: argparse.Namespace, root: Path) -> scaffold.Parts:
+    if args.like:
+        return scaffold.from_definition(args.name, args.op_type, args.like, scaffold.inventory_of(root))
+    if args.from_draft:
+        from tilegym_fx.synth import write_kernel
+
+        return scaffold.from_draft(args.name, args.op_type, args.from_draft, write_kernel)
+    return scaffold.from_nothing(args.name, args.op_type)
+
+
+def _print_steps(name: str, root: Path) -> int:
+    print(f"{name} in {root}")
+    faults = 0
+    for number, step in enumerate(look(name, root), 1):
+        faults += step.state == "FAULT"
+        print(f"  {number} {step.title:<15} {step.state:<8} {step.text}", flush=True)
+    print(f"again: python -m tilegym_fx.new --status {name}")
+    return EXIT_FAULT if faults else EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

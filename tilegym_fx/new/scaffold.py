@@ -1,0 +1,223 @@
+"""Writing the files of a new kernel, from nothing, from another Definition, or from a draft."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilegym_fx.errors import InventoryError, KernelError, UsageError
+from tilegym_fx.inventory import Inventory, load, shipped_root
+from tilegym_fx.kernel_source import cut_out
+from tilegym_fx.schema import Definition
+
+from . import templates
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+#: Sizes of variable axes in a benchmark; the outermost grows from there.
+_BENCH_SIZE = 64
+_FACTORS = (1, 4, 16)
+
+#: Draft -> the text of its kernel and how it works; raises KernelError where none can be written by itself.
+Writer = Callable[[Definition, str], tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the files of a new kernel are made of.
+
+    Attributes:
+        definition: The record to be written.
+        kernel: Text of the kernel's file, or None where somebody has to write it.
+        how: How the kernel works, for the Solution.
+        dtypes: What it is written for.
+        near_miss: Whether the soft cap's near miss applies.
+        exact: Python lines that evaluate it in float64 for this repository's own tests.
+    """
+
+    definition: dict[str, Any]
+    kernel: str | None
+    how: str
+    dtypes: tuple[str, ...] = templates.DTYPES
+    near_miss: bool = False
+    exact: str = ""
+
+
+def files_of(name: str, root: Path) -> dict[str, Path]:
+    """What a file is -> where it is, in the order of the steps."""
+    return {
+        "definition": root / "definitions" / f"{name}.json",
+        "patterns": root / "patterns" / f"{name}.py",
+        "kernel": root / "kernels" / f"{name}.py",
+        "solution": root / "solutions" / f"{name}.json",
+        "test": root / "tests" / "patterns" / f"test_{name}.py",
+        "benchmark": root / "benchmarks" / f"bench_{name}.py",
+    }
+
+
+def default_root() -> Path:
+    """The repository that this package runs from.
+
+    Raises:
+        UsageError: It runs from an installed wheel, which is no place for new files.
+    """
+    root = shipped_root()
+    if root.name == "_data":
+        raise UsageError(
+            "tilegym_fx is installed as a wheel", advice="Name a folder for the new files with --root"
+        )
+    return root
+
+
+def inventory_of(root: Path) -> Inventory:
+    """The shipped inventory, and that of ``root`` where it has one."""
+    if root.resolve() == shipped_root().resolve() or not (root / "definitions").is_dir():
+        return load()
+    return load(root)
+
+
+def from_nothing(name: str, op_type: str) -> Parts:
+    """A soft cap, to be replaced."""
+    return Parts(
+        templates.definition(name, op_type),
+        templates.kernel(name),
+        "One long row; tiles of 2048 elements.",
+        near_miss=True,
+        exact=f'''
+
+@exact("{name}")
+def _{name}(r: Rounding, name: str, x: Any, cap: float) -> Any:
+    value = (x / cap).tanh() * cap
+    return ((value, (3 * r.relative + 16 * ROUNDED32) * value.abs() + r.step * (1 + 2 * abs(cap))),)
+''',
+    )
+
+
+def from_definition(name: str, op_type: str, like: str, inventory: Inventory) -> Parts:
+    """A copy of another Definition and of its kernel, the kernel cut out of its file.
+
+    Raises:
+        UnknownNameError: There is no such Definition.
+        UsageError: It has no Solution whose source can be read.
+    """
+    definition = inventory.definition(like)
+    solutions = inventory.solutions_for(like)
+    if not solutions:
+        raise UsageError(f"{like!r} has no Solution to start from", advice="Leave --like out, or name another")
+    first = solutions[0]
+    text = inventory.source_texts(first.name)[first.entry_file]
+    docstring = f"{name} in cuTile, started from {like}."
+    record = definition.model_dump(mode="json", exclude_defaults=True)
+    record = {**record, "name": name, "op_type": op_type}
+    record["tags"] = ["status:draft", *(t for t in definition.tags if not t.startswith(("status:", "model:")))]
+    record["description"] = f"Started from {like}: {definition.description or ''}".strip()
+    for spec in (*record["inputs"].values(), *record["outputs"].values()):
+        spec.setdefault("shape", None)
+    return Parts(
+        record,
+        cut_out(text, first.entry_function, name, docstring),
+        first.description or f"Started from {like}.",
+        first.dtypes or templates.DTYPES,
+        exact=f'\n\nEXACT["{name}"] = lambda r, name, **inputs: EXACT["{like}"](r, "{like}", **inputs)\n',
+    )
+
+
+def from_draft(name: str, op_type: str, file: Path, writer: Writer) -> Parts:
+    """A draft Definition, and the kernel that can be written from it.
+
+    Raises:
+        UsageError: The file is no Definition.
+    """
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        definition = Definition.model_validate({**record, "name": name, "op_type": op_type})
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"{str(file)!r} is no draft Definition: {str(error).splitlines()[0]}",
+            advice="`python -m tilegym_fx.scan MODEL --draft DIR` writes drafts",
+        ) from error
+    record = {**record, "name": name, "op_type": op_type}
+    dtypes = tuple(dict.fromkeys(s.dtype for s in definition.inputs.values() if "float" in s.dtype))
+    try:
+        text, how = writer(definition, name)
+    except KernelError:
+        return Parts(record, None, "Not written yet.", dtypes)
+    return Parts(record, text, how, dtypes)
+
+
+def write(name: str, parts: Parts, root: Path) -> list[Path]:
+    """Write every file of a new kernel.
+
+    Raises:
+        UsageError: The name is no good, or a file of it exists.
+        InventoryError: The Definition is inconsistent.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name for an op", advice="Use a-z, 0-9 and _, a letter first")
+    files = files_of(name, root)
+    existing = [path for path in files.values() if path.exists()]
+    if existing:
+        raise UsageError(
+            f"{existing[0].relative_to(root)} exists",
+            advice=f"Take another name, or see `python -m tilegym_fx.new --status {name}`",
+        )
+    try:
+        definition = Definition.model_validate(parts.definition)
+    except ValueError as error:
+        raise InventoryError(f"the Definition {name!r} is inconsistent: {error}") from error
+    for kind, text in _texts(name, parts, definition).items():
+        files[kind].parent.mkdir(parents=True, exist_ok=True)
+        files[kind].write_text(text, encoding="utf-8")
+    _add_exact(root / "tests" / "support" / "exact.py", parts.exact)
+    return list(files.values())
+
+
+def _texts(name: str, parts: Parts, definition: Definition) -> dict[str, str]:
+    record = templates.solution(name, name, parts.how, parts.dtypes)
+    before = (parts.definition.get("description") or name).rstrip(".").split("\n")[0]
+    before = before[:1].lower() + before[1:90]
+    return {
+        "definition": json.dumps(parts.definition, indent=2) + "\n",
+        "patterns": templates.patterns(name, before),
+        "kernel": parts.kernel or unwritten(name, definition),
+        "solution": json.dumps(record, indent=2) + "\n",
+        "test": templates.test_file(name, near_miss=parts.near_miss),
+        "benchmark": templates.benchmark(name, *_bench_sizes(definition)),
+    }
+
+
+def unwritten(name: str, definition: Definition) -> str:
+    """A kernel file that says that its kernel is missing."""
+    parameters = ", ".join(
+        f"{key}: {'torch.Tensor' if spec.shape is not None else 'float'}" for key, spec in definition.inputs.items()
+    )
+    returns = "torch.Tensor" if len(definition.outputs) == 1 else "tuple[torch.Tensor, ...]"
+    signature = f"def {name}({parameters}) -> {returns}:"
+    if len(signature) > 110:
+        inner = "".join(f"    {p},\n" for p in parameters.split(", "))
+        signature = f"def {name}(\n{inner}) -> {returns}:"
+    return (
+        f'"""{name} in cuTile: the kernel is still to be written."""\n\nfrom __future__ import annotations\n\n'
+        f'import torch\n\n\n{signature}\n    raise NotImplementedError("the kernel of {name} is not written")\n'
+    )
+
+
+def _bench_sizes(definition: Definition) -> tuple[dict[str, int], str, tuple[int, ...]]:
+    """Sizes that satisfy the constraints, the axis that grows, and by which factors."""
+    from tilegym_fx.inventory.sizes import sizes_of
+
+    small = sizes_of(definition)
+    free = [axis for axis, spec in definition.axes.items() if spec.type == "var"]
+    sizes = {axis: size * _BENCH_SIZE if axis in free else size for axis, size in small.items()}
+    constrained = {word for text in definition.constraints for word in re.findall(r"\w+", text)}
+    growing = next((axis for axis in free if axis not in constrained), "")
+    return sizes, growing, _FACTORS if growing else (1,)
+
+
+def _add_exact(file: Path, text: str) -> None:
+    """This repository's tests want a float64 evaluation of every Definition."""
+    if text and file.is_file():
+        file.write_text(file.read_text(encoding="utf-8").rstrip("\n") + "\n" + text, encoding="utf-8")

@@ -1,0 +1,201 @@
+"""The six steps to a kernel, and the state that each is in: looked at, never remembered."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from tilegym_fx import ops
+from tilegym_fx.errors import Fault, TilegymFxError
+from tilegym_fx.inventory import Inventory
+from tilegym_fx.inventory.check import check, run_all
+from tilegym_fx.inventory.collect import collect
+from tilegym_fx.inventory.trial import sample_inputs
+from tilegym_fx.kernel_check import compile_faults, disagreements
+from tilegym_fx.pattern import patterns_of
+
+from .scaffold import files_of, inventory_of
+
+State = Literal["ok", "FAULT", "blocked"]
+_TIME_LIMIT = 300
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step and its state.
+
+    Attributes:
+        title: Which step.
+        state: ``blocked`` where an earlier fault hides whether there is one.
+        text: What was seen; for a fault, what is wrong.
+    """
+
+    title: str
+    state: State
+    text: str
+
+
+@dataclass(frozen=True)
+class _Subject:
+    name: str
+    root: Path
+    files: dict[str, Path]
+
+    def shown(self, kind: str) -> str:
+        return self.files[kind].relative_to(self.root).as_posix()
+
+    def inventory(self) -> Inventory:
+        return inventory_of(self.root)
+
+
+def look(name: str, root: Path) -> Iterator[Step]:
+    """The six steps, one after another as they are looked at."""
+    subject = _Subject(name, root, files_of(name, root))
+    stopped = ""
+    for title, inspect, needs_all in _STEPS:
+        if stopped and needs_all:
+            yield Step(title, "blocked", f"not looked at: {stopped} has a fault")
+            continue
+        missing = [subject.shown(kind) for kind in _FILES[title] if not subject.files[kind].is_file()]
+        try:
+            found = [f"{missing[0]} is missing"] if missing else inspect(subject)
+        except TilegymFxError as error:
+            found = [str(error)]
+        if isinstance(found, str):
+            yield Step(title, "ok", found)
+        else:
+            stopped = stopped or title
+            yield Step(title, "FAULT", _first_of(found))
+
+
+def _first_of(problems: list[str]) -> str:
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{problems[0]}{more}"
+
+
+def _interface(subject: _Subject) -> str | list[str]:
+    faults = _faults_in(subject, "definitions", "patterns")
+    if not faults:
+        collection = collect([subject.root])
+        for outcome in run_all([subject.root], [subject.name], collection):
+            faults += list(map(str, outcome.faults))
+    if faults:
+        return faults
+    inventory = subject.inventory()
+    forms = patterns_of(inventory, subject.name)
+    definition = inventory.definitions[subject.name]
+    return f"({', '.join(definition.inputs)}) -> {', '.join(definition.outputs)}; {len(forms)} Patterns"
+
+
+def _faults_in(subject: _Subject, *folders: str) -> list[str]:
+    places = {f"{folder}/{subject.name}." for folder in folders}
+
+    def concerns(fault: Fault) -> bool:
+        path = fault.file.replace(os.sep, "/")
+        return any(place in f"/{path}" for place in places)
+
+    return [str(fault) for fault in check([subject.root], execute=False).faults if concerns(fault)]
+
+
+def _implementation(subject: _Subject) -> str | list[str]:
+    file = subject.files["kernel"]
+    try:
+        ast.parse(file.read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        return [f"{subject.shown('kernel')}, line {error.lineno}: no valid Python ({error.msg})"]
+    inventory = subject.inventory()
+    solutions = inventory.solutions_for(subject.name)
+    if not solutions:
+        return ["no Solution says which function of the kernel file to call"]
+    faults = [f"{subject.shown('kernel')}: {fault}" for s in solutions for fault in compile_faults(inventory, s.name)]
+    return faults or "compiles for sm_80, sm_90, sm_100 and sm_120"
+
+
+def _registration(subject: _Subject) -> str | list[str]:
+    faults = _faults_in(subject, "solutions")
+    if faults:
+        return faults
+    inventory = subject.inventory()
+    ops.register(inventory)
+    overload = ops.overload(subject.name)
+    inputs = tuple(sample_inputs(inventory.definitions[subject.name]).values())
+    try:
+        torch.library.opcheck(overload, inputs, test_utils=("test_schema", "test_faketensor"))
+    except (RuntimeError, AssertionError, TypeError) as error:
+        return [f"torch.library.opcheck: {' '.join(str(error).split())[:300]}"]
+    solutions = ", ".join(s.name for s in inventory.solutions_for(subject.name))
+    return f"torch.ops.tilegym_fx.{subject.name} by {solutions}"
+
+
+def _tests(subject: _Subject) -> str | list[str]:
+    return _in_child(
+        subject,
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", str(subject.files["test"])],
+        lambda line: line.startswith(("FAILED", "ERROR")),
+    )
+
+
+def _benchmark(subject: _Subject) -> str | list[str]:
+    text = subject.files["benchmark"].read_text(encoding="utf-8")
+    if "-GBps" not in text and "-TFLOPS" not in text:
+        return [f"{subject.shown('benchmark')}: no plot_name ends in -GBps or -TFLOPS"]
+    said = _in_child(subject, [str(subject.files["benchmark"]), "--print-data"], lambda line: "Error" in line)
+    if isinstance(said, list):
+        return said
+    return "correct, then timed" if torch.cuda.is_available() else "correct; not timed: no CUDA device here"
+
+
+def _in_child(
+    subject: _Subject, arguments: list[str], tells: Callable[[str], bool]
+) -> str | list[str]:
+    """Run Python on a file: its last line, or the telling lines of a failure."""
+    command = [sys.executable, *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    try:
+        done = subprocess.run(
+            command, cwd=subject.root, env=environment, capture_output=True, text=True, timeout=_TIME_LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        return [f"{Path(arguments[-1]).name} took longer than {_TIME_LIMIT} s"]
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    if done.returncode == 0:
+        return lines[-1] if lines else "done"
+    return [line for line in lines if tells(line)] or lines[-1:] or [f"exit status {done.returncode}"]
+
+
+def _verification(subject: _Subject) -> str | list[str]:
+    inventory = subject.inventory()
+    solutions = [s.name for s in inventory.solutions_for(subject.name)]
+    faults = [f"{s}: {fault}" for s in solutions for fault in disagreements(inventory, s)]
+    if faults:
+        return faults
+    if not torch.cuda.is_available():
+        return "the interpreter agrees with the reference; on a GPU not looked at: no CUDA device here"
+    faults = [f"{s} on the GPU: {f}" for s in solutions for f in disagreements(inventory, s, device="cuda")]
+    return faults or "the interpreter and the GPU agree with the reference"
+
+
+_STEPS: tuple[tuple[str, Callable[[_Subject], str | list[str]], bool], ...] = (
+    ("interface", _interface, False),
+    ("implementation", _implementation, False),
+    ("registration", _registration, False),
+    ("tests", _tests, True),
+    ("benchmark", _benchmark, True),
+    ("verification", _verification, True),
+)
+_FILES = {
+    "interface": ("definition", "patterns"),
+    "implementation": ("kernel",),
+    "registration": ("solution",),
+    "tests": ("test",),
+    "benchmark": ("benchmark",),
+    "verification": (),
+}

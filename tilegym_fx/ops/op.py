@@ -1,0 +1,168 @@
+"""The implementations behind one torch op, and which of them a call runs."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from tilegym_fx import settings
+from tilegym_fx.errors import KernelError
+
+from .backends import NoImplementationError, registered, selected
+
+if TYPE_CHECKING:
+    from tilegym_fx.inventory import Inventory
+    from tilegym_fx.schema import Definition
+
+_fallbacks: Counter[tuple[str, str]] = Counter()
+
+
+class Op:
+    """What a Definition's op does on each kind of tensor.
+
+    Args:
+        definition: The Definition.
+        inventory: Where its reference and its Solutions are.
+    """
+
+    def __init__(self, definition: Definition, inventory: Inventory):
+        self.name = definition.name
+        self._inventory = inventory
+        self._kernels: dict[tuple[int, int] | None, Callable[..., Any] | None] = {}
+
+    def reference(self, *args: Any) -> Any:
+        """The Definition's reference with contiguous outputs."""
+        return _contiguous(self._inventory.reference(self.name)(*args))
+
+    def cpu(self, *args: Any) -> Any:
+        """A call on CPU tensors."""
+        backend = selected()
+        if backend is not None:
+            return self._demanded(backend, args)
+        if settings.interpret():
+            kernel = self._kernel_for(None)
+            if kernel is not None:
+                return kernel(*args)
+        return self.reference(*args)
+
+    def cuda(self, *args: Any) -> Any:
+        """A call on CUDA tensors."""
+        backend = selected()
+        if backend is not None:
+            return self._demanded(backend, args)
+        capability = _capability(args[0].device.index)
+        kernel = self._kernels.get(capability) or self._kernel_for(capability)
+        if kernel is None:
+            return self._fall_back(_no_solution(capability), args)
+        try:
+            return kernel(*args)
+        except KernelError as error:
+            return self._fall_back(str(error), args)
+
+    def _demanded(self, backend: str, args: tuple[Any, ...]) -> Any:
+        function = registered(self.name, backend)
+        if function is not None:
+            return _contiguous(function(*args))
+        if backend == "torch":
+            return self.reference(*args)
+        device = next(a.device for a in args if isinstance(a, torch.Tensor))
+        if backend == "interpret":
+            return self._interpreted(device, args)
+        if backend == "cutile":
+            return self._on_gpu(device, args)
+        raise NoImplementationError.of(self.name, backend)
+
+    def _on_gpu(self, device: torch.device, args: tuple[Any, ...]) -> Any:
+        if device.type != "cuda":
+            raise NoImplementationError.of(self.name, "cutile", f"its tensors are on {device.type}")
+        capability = _capability(device.index)
+        kernel = self._kernel_for(capability)
+        if kernel is None:
+            raise NoImplementationError.of(
+                self.name, "cutile", f"no Solution for sm_{capability[0]}{capability[1]}"
+            )
+        return kernel(*args)
+
+    def _interpreted(self, device: torch.device, args: tuple[Any, ...]) -> Any:
+        kernel = self._kernel_for(None)
+        if kernel is None:
+            raise NoImplementationError.of(self.name, "interpret", "it has no Solution")
+        result = kernel(*tree_map_only(torch.Tensor, lambda t: t.cpu(), args))
+        return tree_map_only(torch.Tensor, lambda t: t.to(device), result)
+
+    def _kernel_for(self, capability: tuple[int, int] | None) -> Callable[..., Any] | None:
+        """The entry point of the first Solution for a device, or of the first of all."""
+        if capability not in self._kernels:
+            self._kernels[capability] = next(
+                (
+                    self._inventory.entry_point(solution.name)
+                    for solution in self._inventory.solutions_for(self.name)
+                    if capability is None or runs_on(solution.spec.target_hardware, capability)
+                ),
+                None,
+            )
+        return self._kernels[capability]
+
+    def _fall_back(self, reason: str, args: tuple[Any, ...]) -> Any:
+        if not _fallbacks[self.name, reason]:
+            warnings.warn(f"tilegym_fx: {self.name} runs its PyTorch reference: {reason}", stacklevel=3)
+        _fallbacks[self.name, reason] += 1
+        return self.reference(*args)
+
+    def setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Save what the gradient needs."""
+        ctx.save_for_backward(*(a for a in inputs if isinstance(a, torch.Tensor)))
+        ctx.literals = tuple(None if isinstance(a, torch.Tensor) else (a,) for a in inputs)
+
+    def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """The reference's own gradient, recomputed from the saved inputs."""
+        saved = iter(ctx.saved_tensors)
+        inputs = [literal[0] if literal else next(saved) for literal in ctx.literals]
+        wanted = [i for i, (a, need) in enumerate(zip(inputs, ctx.needs_input_grad, strict=True)) if need]
+        with torch.enable_grad():
+            leaves = [
+                a.detach().requires_grad_(i in wanted)
+                if isinstance(a, torch.Tensor) and a.is_floating_point()
+                else a
+                for i, a in enumerate(inputs)
+            ]
+            outputs = self.reference(*leaves)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
+            found = torch.autograd.grad(
+                [o for o, _ in pairs], [leaves[i] for i in wanted], [g for _, g in pairs], allow_unused=True
+            )
+        gradients = dict(zip(wanted, found, strict=True))
+        return tuple(gradients.get(i) for i in range(len(inputs)))
+
+
+def runs_on(targets: list[str] | tuple[str, ...], capability: tuple[int, int]) -> bool:
+    """Whether a kernel for these targets (``SM90``) runs on a device: same major version, minor not below."""
+    major, minor = capability
+    return any(t == f"SM{major}{m}" for t in targets for m in range(minor + 1))
+
+
+def fallbacks() -> Mapping[tuple[str, str], int]:
+    """How often each ``(op, reason)`` ran its reference on a CUDA device instead of a kernel."""
+    return dict(_fallbacks)
+
+
+@functools.cache
+def _capability(device: int | None) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def _no_solution(capability: tuple[int, int]) -> str:
+    return f"no Solution for sm_{capability[0]}{capability[1]}"
+
+
+def _contiguous(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return result.contiguous()
+    return tuple(r.contiguous() for r in result)

@@ -1,0 +1,69 @@
+"""Ops made of Definitions, each once in a process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.library import Library, register_autograd, register_fake
+
+from tilegym_fx.errors import KernelError
+
+from .op import Op
+
+if TYPE_CHECKING:
+    from tilegym_fx.inventory import Inventory
+    from tilegym_fx.schema import Definition
+
+_NAMESPACE = "tilegym_fx"
+_library = Library(_NAMESPACE, "FRAGMENT")
+_SCALARS = {"float": "float", "int": "int", "bool": "bool"}
+_ops: dict[str, Op] = {}
+
+
+def schema_of(definition: Definition) -> str:
+    """The op's schema string: tensors and Python scalars in the Definition's order."""
+    parameters = []
+    for name, spec in definition.inputs.items():
+        kind = "Tensor" if spec.shape is not None else _SCALARS[_scalar_kind(spec.dtype)]
+        parameters.append(f"{kind} {name}")
+    results = ["Tensor"] * len(definition.outputs)
+    returns = results[0] if len(results) == 1 else f"({', '.join(results)})"
+    return f"{definition.name}({', '.join(parameters)}) -> {returns}"
+
+
+def _scalar_kind(dtype: str) -> str:
+    return "bool" if dtype == "bool" else "int" if dtype.startswith(("int", "uint")) else "float"
+
+
+def register(inventory: Inventory) -> None:
+    """Make one op for each Definition of the inventory that has none yet."""
+    for name, definition in inventory.definitions.items():
+        if name in _ops:
+            continue
+        op = Op(definition, inventory)
+        _library.define(schema_of(definition))
+        _library.impl(name, op.cpu, "CPU")
+        _library.impl(name, op.cuda, "CUDA")
+        register_fake(f"{_NAMESPACE}::{name}", op.reference, lib=_library)
+        register_autograd(f"{_NAMESPACE}::{name}", op.backward, setup_context=op.setup_context, lib=_library)
+        _ops[name] = op
+
+
+def overload(name: str) -> torch._ops.OpOverload:
+    """``torch.ops.tilegym_fx.<name>.default``, registering the shipped inventory if needed."""
+    if name not in _ops:
+        from tilegym_fx.inventory import load
+
+        register(load())
+    if name not in _ops:
+        raise KernelError(
+            f"there is no op {name!r}", advice="`python -m tilegym_fx.inventory list` shows the names"
+        )
+    found: torch._ops.OpOverload = getattr(torch.ops.tilegym_fx, name).default
+    return found
+
+
+def names() -> tuple[str, ...]:
+    """The ops that exist now."""
+    return tuple(_ops)
