@@ -107,7 +107,9 @@ def disagreements(
     reference = inventory.reference(definition.name)
     try:
         kernel = inventory.entry_point(solution)
-        cases = [(sizes, dtype) for sizes in sizes_to_try(definition) for dtype in _distinct(definition, dtypes)]
+        cases = [
+            (sizes, dtype) for sizes in sizes_to_try(definition) for dtype in _distinct(definition, dtypes)
+        ]
     except (TilegymFxError, CannotTryError) as error:
         return [str(error)]
     problems, tried = [], 0
@@ -132,7 +134,11 @@ def _is_defined(reference: Callable[..., Any], inputs: Mapping[str, Any]) -> boo
 
 
 def _distinct(definition: Definition, dtypes: Sequence[torch.dtype]) -> Sequence[torch.dtype]:
-    return dtypes if any(s.dtype == "bfloat16" and s.shape is not None for s in definition.inputs.values()) else dtypes[:1]
+    return (
+        dtypes
+        if any(s.dtype == "bfloat16" and s.shape is not None for s in definition.inputs.values())
+        else dtypes[:1]
+    )
 
 
 def _words(sizes: Mapping[str, int]) -> str:
@@ -140,7 +146,11 @@ def _words(sizes: Mapping[str, int]) -> str:
 
 
 def difference(
-    reference: Callable[..., Any], kernel: Callable[..., Any], inputs: Mapping[str, Any], *, device: str = "cpu"
+    reference: Callable[..., Any],
+    kernel: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    *,
+    device: str = "cpu",
 ) -> list[str]:
     """What a kernel's results at some inputs have other than the reference's: number, shape, dtype, values."""
     moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
@@ -152,8 +162,12 @@ def difference(
         return [f"{type(error).__name__}: {' '.join(str(error).split())}"]
     if len(got) != len(wanted):
         return [f"gives {len(got)} values where the reference gives {len(wanted)}"]
-    problems = [f"output {i}: {p}" for i, pair in enumerate(zip(wanted, got, strict=True)) for p in _unequal(*pair)]
-    return problems + [f"writes to its input {k!r}" for k, v in before.items() if not torch.equal(v, moved[k])]
+    problems = [
+        f"output {i}: {p}" for i, pair in enumerate(zip(wanted, got, strict=True)) for p in _unequal(*pair)
+    ]
+    return problems + [
+        f"writes to its input {k!r}" for k, v in before.items() if not torch.equal(v, moved[k])
+    ]
 
 
 def _as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
@@ -191,7 +205,12 @@ def error_ratio(wanted: torch.Tensor, got: torch.Tensor) -> float:
 
 
 def compile_faults(
-    inventory: Inventory, solution: str, archs: Sequence[str] | None = None, *, isolated: bool = False, timeout: float | None = 120
+    inventory: Inventory,
+    solution: str,
+    archs: Sequence[str] | None = None,
+    *,
+    isolated: bool = False,
+    timeout: float | None = 120,
 ) -> list[str]:
     """For which architectures a Solution's kernel does not compile, and why.
 

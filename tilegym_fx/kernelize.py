@@ -25,6 +25,7 @@ from .cost import Device, device_of
 from .emit import EmitResult, emit, why_not
 from .errors import ExportError, MatchError, UsageError, VerifyError
 from .export import phase_inputs, site_of
+from .folder_form import emitted_path
 from .inventory import Inventory, load
 from .pipeline import Outcome, find
 from .plan import Policy
@@ -237,16 +238,6 @@ def report(model: nn.Module) -> Report:
     if found is None:
         raise UsageError(f"this {type(model).__name__} has not been kernelized", advice="Call kernelize(model) first")
     return found
-
-
-def emitted_path(place: str | Path, model: nn.Module) -> Path:
-    """``modeling_<model type>.py`` in a folder, or the file itself where the name ends in .py."""
-    path = Path(place)
-    if path.suffix != ".py":
-        kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__.lower()
-        path = path / f"modeling_{str(kind).replace('-', '_')}.py"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _unchanged(model: Model, why: str, strict: bool, error: Exception) -> Model:

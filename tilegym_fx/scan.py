@@ -11,13 +11,16 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from .apply import save
 from .cost import get_device
 from .draft import write_drafts
-from .errors import TilegymFxError
-from .inventory import load
+from .errors import MatchError, TilegymFxError
+from .folder_form import emitted_path, write_folder
+from .inventory import Inventory, load
+from .kernelize import plan_source_form
 from .plan import Policy
 from .render import print_explanation, print_survey
-from .survey import PHASES, as_json, survey
+from .survey import PHASES, Survey, as_json, survey
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 EXIT_OK, EXIT_ERROR, EXIT_NO_MATCH = 0, 1, 2
@@ -50,6 +53,15 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--draft", type=Path, metavar="DIR", help="write a draft Definition for each uncovered region"
+    )
+    p.add_argument(
+        "--emit", type=Path, metavar="DIR", help="write modeling_<model type>.py, the patch in source form"
+    )
+    p.add_argument(
+        "--layout",
+        choices=("file", "tilegym"),
+        default="file",
+        help="with --emit: the file alone, or a folder with its Definitions, Solutions and kernels",
     )
     p.add_argument("--strict", action="store_true", help="exit 2 when nothing matched")
     p.add_argument(
@@ -93,7 +105,21 @@ def _scan(args: argparse.Namespace, console: Console) -> int:
     if args.draft:
         written = write_drafts(found, args.draft)
         print(f"{len(written)} draft Definitions in {args.draft}", file=sys.stderr)
+    if args.emit:
+        print(f"wrote {_emit(args, found, inventory, policy)}", file=sys.stderr)
     return EXIT_NO_MATCH if args.strict and not found.sites else EXIT_OK
+
+
+def _emit(args: argparse.Namespace, found: Survey, inventory: Inventory, policy: Policy) -> Path:
+    model = next(phase.graph.model for phase in found.phases if phase.graph is not None)
+    made, report = plan_source_form(model, only=policy.only, skip=policy.skip, inventory=inventory, device=policy.device)
+    if not made.text:
+        raise MatchError(f"nothing of {args.model} can be written in source form: {'; '.join(report.misses()[:1])}")
+    if args.layout == "tilegym":
+        return write_folder(made, model, inventory, args.emit)
+    path = emitted_path(args.emit, model)
+    save(made.text, path)
+    return path
 
 
 if __name__ == "__main__":

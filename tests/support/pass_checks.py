@@ -1,4 +1,4 @@
-"""The pass over a plain function or module: counts, the graph left over, and its numbers, held in one call."""
+"""The pass over a plain function or module: counts, the graph left over, its numbers, held in one call."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _fake(mode: FakeTensorMode, value: Any, dynamic: bool) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     is_open = [dynamic and size in _OTHER_SIZES for size in value.shape]
-    sizes = [DimDynamic.DYNAMIC if is_it else DimDynamic.STATIC for is_it in is_open]
+    sizes = [DimDynamic.DUCK if is_it else DimDynamic.STATIC for is_it in is_open]
     return mode.from_tensor(value, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
 
 

@@ -106,13 +106,18 @@ def from_definition(name: str, op_type: str, like: str, inventory: Inventory) ->
     definition = inventory.definition(like)
     solutions = inventory.solutions_for(like)
     if not solutions:
-        raise UsageError(f"{like!r} has no Solution to start from", advice="Leave --like out, or name another")
+        raise UsageError(
+            f"{like!r} has no Solution to start from", advice="Leave --like out, or name another"
+        )
     first = solutions[0]
     text = inventory.source_texts(first.name)[first.entry_file]
     docstring = f"{name} in cuTile, started from {like}."
     record = definition.model_dump(mode="json", exclude_defaults=True)
     record = {**record, "name": name, "op_type": op_type}
-    record["tags"] = ["status:draft", *(t for t in definition.tags if not t.startswith(("status:", "model:")))]
+    record["tags"] = [
+        "status:draft",
+        *(t for t in definition.tags if not t.startswith(("status:", "model:"))),
+    ]
     record["description"] = f"Started from {like}: {definition.description or ''}".strip()
     for spec in (*record["inputs"].values(), *record["outputs"].values()):
         spec.setdefault("shape", None)
@@ -192,7 +197,8 @@ def _texts(name: str, parts: Parts, definition: Definition) -> dict[str, str]:
 def unwritten(name: str, definition: Definition) -> str:
     """A kernel file that says that its kernel is missing."""
     parameters = ", ".join(
-        f"{key}: {'torch.Tensor' if spec.shape is not None else 'float'}" for key, spec in definition.inputs.items()
+        f"{key}: {'torch.Tensor' if spec.shape is not None else 'float'}"
+        for key, spec in definition.inputs.items()
     )
     returns = "torch.Tensor" if len(definition.outputs) == 1 else "tuple[torch.Tensor, ...]"
     signature = f"def {name}({parameters}) -> {returns}:"

@@ -115,7 +115,11 @@ def _implementation(subject: _Subject) -> str | list[str]:
     solutions = inventory.solutions_for(subject.name)
     if not solutions:
         return ["no Solution says which function of the kernel file to call"]
-    faults = [f"{subject.shown('kernel')}: {fault}" for s in solutions for fault in compile_faults(inventory, s.name)]
+    faults = [
+        f"{subject.shown('kernel')}: {fault}"
+        for s in solutions
+        for fault in compile_faults(inventory, s.name)
+    ]
     return faults or "compiles for sm_80, sm_90, sm_100 and sm_120"
 
 
@@ -153,9 +157,7 @@ def _benchmark(subject: _Subject) -> str | list[str]:
     return "correct, then timed" if torch.cuda.is_available() else "correct; not timed: no CUDA device here"
 
 
-def _in_child(
-    subject: _Subject, arguments: list[str], tells: Callable[[str], bool]
-) -> str | list[str]:
+def _in_child(subject: _Subject, arguments: list[str], tells: Callable[[str], bool]) -> str | list[str]:
     """Run Python on a file: its last line, or the telling lines of a failure."""
     command = [sys.executable, *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

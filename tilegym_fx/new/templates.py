@@ -114,10 +114,7 @@ def test_another_function_is_not_it() -> None:
 """
 
 _BENCHMARK = '''\
-"""How fast {name} is: its kernel beside torch, at growing sizes.
-
-    python benchmarks/bench_{name}.py --print-data
-"""
+"""How fast {name} is, at growing sizes: `python benchmarks/bench_{name}.py --print-data`."""
 
 from __future__ import annotations
 
@@ -177,7 +174,9 @@ def definition(name: str, op_type: str) -> dict[str, Any]:
     }
 
 
-def solution(name: str, definition_name: str, description: str, dtypes: tuple[str, ...] = DTYPES) -> dict[str, Any]:
+def solution(
+    name: str, definition_name: str, description: str, dtypes: tuple[str, ...] = DTYPES
+) -> dict[str, Any]:
     """A Solution whose kernel is ``kernels/<name>.py``."""
     return {
         "name": name,

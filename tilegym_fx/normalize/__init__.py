@@ -11,7 +11,7 @@ from torch.fx import Graph
 
 from .. import settings
 from ..errors import InternalError
-from . import arithmetic, casts, cleanup, views
+from . import arithmetic, casts, cleanup, orders, views
 from .aliasing import Writes
 from .edit import GraphPass, aten, calls
 from .layouts import pin_layouts
@@ -38,6 +38,7 @@ PASSES: tuple[GraphPass, ...] = (
     arithmetic.one_rsqrt,
     arithmetic.drop_identities,
     arithmetic.explicit_scale,
+    orders.one_inverse,
     arithmetic.one_addmm,
     views.linear_keeps_rank,  # after one_addmm: Conv1D flattens rows around addmm
     cleanup.merge_duplicates,

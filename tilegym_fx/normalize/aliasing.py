@@ -88,9 +88,7 @@ class Writes:
                 for root in self._roots[arg]:
                     self._writes[root].append(position)
         returned = next((node for node in reversed(graph.nodes) if node.op == "output"), None)
-        self._returned = frozenset[Node]().union(
-            *(self._roots[a] for a in (returned.all_input_nodes if returned else ()))
-        )
+        self._returned = tuple(returned.all_input_nodes) if returned else ()
 
     def __bool__(self) -> bool:
         return bool(self._writes)
@@ -113,7 +111,8 @@ class Writes:
             return False
         if not any(user.op == "output" for user in copy.users):
             return True
-        return not any(r.op != "call_function" or r in self._returned for r in self.roots(source))
+        others = frozenset[Node]().union(*(self.roots(n) for n in self._returned if n is not copy))
+        return not any(root.op != "call_function" or root in others for root in self.roots(source))
 
     def epoch(self, value: Node, reader: Node) -> int:
         """How many writes to the value's memory come before the reader."""

@@ -1,0 +1,52 @@
+"""Passes that bring orders of a dimension to one form."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from .edit import aten, calls, is_tensor, replace, same_size, val
+
+_NEW = {aten.empty_like.default, aten.zeros_like.default, aten.empty.memory_format, aten.zeros.default}
+_SORTS = {aten.sort.default, aten.sort.stable}
+
+
+def one_inverse(graph: Graph) -> int:
+    """``inverse[order] = arange(n)``, where ``order`` is that of a sort, becomes ``argsort(order)``."""
+    changed = 0
+    for node in calls(graph, {aten.index_put_.default, aten.index_put.default}):
+        target, indices, values = node.args[:3]
+        if len(node.args) > 3 or node.kwargs or not isinstance(indices, list | tuple) or len(indices) != 1:
+            continue
+        order = indices[0]
+        if _is_order(order) and _is_new(target, node, order) and _counts_up(values, order):
+            replace(node, aten.argsort.default, (order,))
+            changed += 1
+    return changed
+
+
+def _is_order(node: Any) -> bool:
+    """Whether a value is the permutation that a one-dimensional sort made."""
+    if not isinstance(node, Node) or not is_tensor(val(node)) or val(node).dim() != 1:
+        return False
+    if node.target is not operator.getitem:
+        return node.target is aten.argsort.default
+    source = node.args[0]
+    return node.args[1] == 1 and isinstance(source, Node) and source.target in _SORTS
+
+
+def _is_new(target: Any, node: Node, order: Node) -> bool:
+    """Whether all of the target is overwritten and nobody else reads it."""
+    if not isinstance(target, Node) or target.target not in _NEW or list(target.users) != [node]:
+        return False
+    value = val(target)
+    return value.dtype == torch.int64 and value.dim() == 1 and same_size(value.shape[0], val(order).shape[0])
+
+
+def _counts_up(values: Any, order: Node) -> bool:
+    if not isinstance(values, Node) or values.target is not aten.arange.default:
+        return False
+    return val(values).dtype == torch.int64 and same_size(val(values).shape[0], val(order).shape[0])
