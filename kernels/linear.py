@@ -138,7 +138,11 @@ def choose_tiling(
     rows: int, features: int, depth: int, *,
     itemsize: int = 2, row_major: bool = True, processors: int = MULTIPROCESSORS,
 ) -> Tiling:  # fmt: skip
-    """The tiling for a product of these sizes.
+    """The tiling for a product of these sizes: rules drawn from a sweep on an H200.
+
+    The sweep is benchmarks/2026-11-29_h200_kernels/gemm_attention.json. Per multiprocessor it asks for about as
+    many bytes of W in flight as its shared memory holds, and for tiles that fill the GPU once. One row of x
+    goes to the matrix units too, as one of 16, where the GEMV kernel has no tiling of a single wave.
 
     Args:
         rows: Rows of x.
@@ -148,40 +152,52 @@ def choose_tiling(
         row_major: Whether W is contiguous along K.
         processors: Multiprocessors of the GPU.
     """
-    if rows == 1:
-        return _gemv_tiling(features, depth, itemsize, row_major)
+    if rows == 1 and (itemsize == 4 or not row_major or features <= 2 * GEMV_FEATURES * processors):
+        return _gemv_tiling(features, depth, itemsize, row_major, processors)
     if itemsize == 4:  # multiply-add instructions, unrolled: larger tiles spill registers
         tiling = Tiling(16, 64, 32) if rows <= 16 else Tiling(64, 64, 16)
-    elif rows <= 32:  # bound by reading W
-        tiling = Tiling(16, 64, 128, occupancy=4) if rows <= 16 else Tiling(32, 64, 128, occupancy=3)
-    elif rows <= 64:
-        tiling = Tiling(64, 64, 128, occupancy=3)
+    elif rows <= 64:  # bound by reading W
+        tiling = _short_tiling(rows, features, depth, processors)
     elif rows * features >= 4096 * 4096:
-        tiling = Tiling(128, 256, 64, worker_warps=8)
+        return Tiling(256, 128, 64, worker_warps=8)
     else:
-        tiling = Tiling(128, 128, 64, occupancy=2)
+        tiles = -(-rows // 128) * -(-features // 128)
+        tiling = Tiling(128, 128, 64, occupancy=1 if tiles <= processors else 2)
     split = _split(tiling, rows, features, depth, processors)
     return tiling if split == 1 else replace(tiling, split=split)
 
 
-def _gemv_tiling(features: int, depth: int, itemsize: int, row_major: bool) -> Tiling:
-    if not row_major:  # W is contiguous along the features: 128 bytes of them in one request
-        return Tiling(1, 64, 64, occupancy=4)
-    step = 2 // itemsize or 1
-    if features >= 32768:
-        return Tiling(1, 8, 512 * step, occupancy=2)
-    if depth >= 8192:
-        return Tiling(1, 16, 1024 * step, occupancy=2)
-    return Tiling(1, 4, 1024 * step if features >= 8192 else 512 * step, occupancy=4)
+def _gemv_tiling(features: int, depth: int, itemsize: int, row_major: bool, processors: int) -> Tiling:
+    if not row_major:  # W is contiguous along the features: a whole sector of 32 bytes of them in each row
+        return Tiling(1, 16, 512 // itemsize, occupancy=4)
+    if features <= 8 * processors and depth >= 4096:
+        return Tiling(1, 2, 2048, occupancy=4)
+    waves = -(-features // GEMV_FEATURES) / (2 * processors)
+    if 0.8 <= waves <= 1.0:
+        return Tiling(1, GEMV_FEATURES, 1024, occupancy=2)
+    return Tiling(1, 4, 1024, occupancy=4, tma=False)
+
+
+def _short_tiling(rows: int, features: int, depth: int, processors: int) -> Tiling:
+    """Up to 64 rows: narrow tiles as long as these fill the GPU, wide ones for long K or many features."""
+    if rows <= 16:
+        wide = features >= 64 * processors or depth > 8192
+        return Tiling(16, 64 if wide else 32, 128, occupancy=4)
+    if rows > 32 or depth > 8192:
+        return Tiling(64, 128, 64, occupancy=3)
+    if features >= 96 * processors:
+        return Tiling(32, 128, 128, occupancy=2)
+    return Tiling(32, 32, 256, occupancy=3)
 
 
 def _split(tiling: Tiling, rows: int, features: int, depth: int, processors: int) -> int:
-    """Parts of K: enough for two blocks a multiprocessor, where the tiles alone give less than one."""
+    """Parts of K where the tiles alone leave multiprocessors idle: 128 features for each, a block or several."""
     tiles = -(-rows // tiling.rows) * -(-features // tiling.features)
-    if tiles >= processors:
+    if 4 * tiles >= 3 * processors and (rows <= 16 or rows > 64 or 128 * processors < 2 * tiles * tiling.features):
         return 1
     steps = -(-depth // tiling.depth)
-    parts = max(1, min(2 * processors // tiles, steps // MIN_STEPS, MAX_SPLIT))
+    wanted = max(1, 128 // tiling.features) * processors if rows <= 64 else 2 * processors
+    parts = max(1, min(wanted // tiles, steps // MIN_STEPS, MAX_SPLIT))
     return -(-steps // -(-steps // parts))  # no part stays empty
 
 

@@ -1,7 +1,7 @@
 """Benchmarks of one op: triton.testing's report where triton is, the same in plain Python where it is not.
 
-A result is compared with the reference before anything is timed. Without a CUDA device the kernel's result is
-checked in the interpreter, and only the reference is timed: a time of the interpreter says nothing of a kernel.
+A result is compared with the reference before anything is timed. Without a CUDA device the kernel's result
+is checked in the interpreter, and only the reference is timed: how long the interpreter takes says nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilegym_fx import ops
-from tilegym_fx.errors import VerifyError
+from tilegym_fx.errors import TilegymFxError, VerifyError
 from tilegym_fx.kernel_check import difference
 
 if TYPE_CHECKING:
@@ -158,4 +159,8 @@ def main(report: Any, argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if not ops.is_backend_available("cutile"):
         print("no CUDA device here: the kernel is checked in the interpreter and not timed")
-    report.run(print_data=options.print_data, save_path=options.save_path)
+    try:
+        report.run(print_data=options.print_data, save_path=options.save_path)
+    except TilegymFxError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,4 +1,4 @@
-"""Is a Solution's kernel right? Interpreted beside the reference, compiled for every target, found by the pass.
+"""Is a Solution's kernel right? Interpreted beside the reference, compiled for every target, found in code.
 
 Every function gives a list of sentences that say what is wrong, empty where nothing is.
 """
@@ -33,8 +33,8 @@ _FACTORS = (1, 37)
 _MAX_ELEMENTS = 1 << 19
 #: What code under test may raise: a kernel's own mistakes are findings, not crashes.
 _CODE_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError,
-    TilegymFxError,
+    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError,
+    ValueError, TilegymFxError,
 )  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def difference(
     *,
     device: str = "cpu",
 ) -> list[str]:
-    """What a kernel's results at some inputs have other than the reference's: number, shape, dtype, values."""
+    """What is other than the reference's in a kernel's results: number, shape, dtype, values."""
     moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
     before = {k: v.clone() for k, v in moved.items() if isinstance(v, torch.Tensor)}
     try:
@@ -235,14 +235,16 @@ def compile_faults(
         return [f"{type(error).__name__}: {' '.join(str(error).split())}"]
     if not launches:
         return ["it launches no kernel"]
-    problems = []
-    for arch in archs or ARCHITECTURES:
+
+    def fault(arch: str) -> str | None:
         try:
             for one in launches:
                 compile_kernel(one.kernel, one.args, arch, isolated=isolated, timeout=timeout)
         except TilegymFxError as error:
-            problems.append(f"{arch}: {error}")
-    return problems
+            return f"{arch}: {error}"
+        return None
+
+    return [found for arch in archs or ARCHITECTURES if (found := fault(arch)) is not None]
 
 
 def _on_meta(definition: Definition, name: str, value: Any, sizes: Mapping[str, int]) -> Any:

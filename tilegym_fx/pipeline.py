@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,9 +14,10 @@ from weakref import WeakKeyDictionary
 from torch.fx import Graph, Node
 
 from .cost import Device, node_seconds
+from .errors import PatternError
 from .match import Matcher
 from .normalize import normalize, pin_layouts
-from .pattern import patterns_of
+from .pattern import Pattern, patterns_of
 from .plan import Policy, plan
 from .results import Plan, PlannedMatch, Rejection, Site
 
@@ -64,11 +66,21 @@ class Outcome:
 
 
 def matcher_for(inventory: Inventory) -> Matcher:
-    """The matcher of an inventory; its patterns are traced once per process."""
+    """The matcher of an inventory; its patterns are traced once per process.
+
+    A Definition that cannot be traced costs only itself: it is warned about and left out.
+    """
     if inventory not in _matchers:
-        patterns = [p for name in inventory.definitions for p in patterns_of(inventory, name)]
-        _matchers[inventory] = Matcher(inventory.definitions, patterns)
+        _matchers[inventory] = Matcher(inventory.definitions, _patterns(inventory))
     return _matchers[inventory]
+
+
+def _patterns(inventory: Inventory) -> Iterator[Pattern]:
+    for name in inventory.definitions:
+        try:
+            yield from patterns_of(inventory, name)
+        except PatternError as error:
+            warnings.warn(f"tilegym_fx: {name} is left out: {error}", stacklevel=4)
 
 
 def find(

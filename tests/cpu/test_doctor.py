@@ -93,7 +93,7 @@ def test_a_cache_is_judged_by_the_nearest_folder_there_is(tmp_path: Path) -> Non
 def test_versions_are_read_from_what_tools_print(tmp_path: Path) -> None:
     tool = tmp_path / "tileiras"
     tool.write_text('#!/bin/sh\n[ $1 = --help ] && echo "    =sm_80   - SM 80" && echo "    =sm_120 - x"\n'
-                    '[ $1 = --version ] && echo "Cuda compilation tools, release 13.4, V13.4.92"\n')  # fmt: skip
+                    '[ $1 = --version ] && echo "Cuda tools, release 13.4, V13.4.92"\n')  # fmt: skip
     tool.chmod(0o755)
     assert doctor.tool_version(str(tool)) == "13.4"
     assert doctor.supported_archs(str(tool)) == ("sm_80", "sm_120")

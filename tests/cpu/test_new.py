@@ -1,4 +1,4 @@
-"""``python -m tilegym_fx.new``: a scaffold that works at once, and a fault at each of its six steps that is named."""
+"""``python -m tilegym_fx.new``: a scaffold works at once, and a fault at each of its six steps is named."""
 
 from __future__ import annotations
 

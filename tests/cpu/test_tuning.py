@@ -1,10 +1,9 @@
-"""The cache of configurations, and the tuner that fills it: on a kernel file of the test's own, with a made-up clock."""
+"""The cache of configurations, and the tuner that fills it, on a kernel and a clock of the test's own."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,7 +134,7 @@ KERNEL = textwrap.dedent(
     import torch
     from tilegym_fx import tuning
 
-    CANDIDATES = {"twice": ({"way": "good"}, {"way": "slow"}, {"way": "wrong"}, {"way": "crash"}, {"way": "hang"})}
+    CANDIDATES = {"twice": [{"way": way} for way in ("good", "slow", "wrong", "crash", "hang")]}
     ran = []
 
     def double(x):
@@ -176,7 +175,7 @@ def make_tuner(inventory: FakeInventory, tried: list[str]) -> Tuner:
         if config["way"] == "hang":
             raise KernelError(f"took longer than {limit:g} s")
 
-    return Tuner(inventory, "cpu", tuning.NO_GPU, 7.0, clock=clock, precompile=precompile)  # type: ignore[arg-type]
+    return Tuner(inventory, "cpu", tuning.NO_GPU, 7.0, clock=clock, precompile=precompile)
 
 
 CALL = OpCall("double", "double", (TensorSpec((3, 4), (4, 1), torch.float32),))
@@ -237,7 +236,6 @@ def test_launches_are_compiled_under_the_forced_answer(monkeypatch: pytest.Monke
     ((args, arch, how),) = compiled
     assert (args[1], arch, how) == (5, "sm_90", {"timeout": 9.0, "isolated": True})
     assert args[0].is_meta
-    assert threading.active_count() >= 1
 
 
 def test_tensors_are_made_with_the_strides_of_the_model() -> None:

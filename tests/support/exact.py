@@ -248,6 +248,31 @@ def _gqa_masked(r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, scale
     return _attend(r, q, k, v, bias, scale)
 
 
+@exact("experts_silu", "experts_silu_fp32")
+def _experts(
+    r: Rounding, name: str, hidden_states: Any, top_k_index: Any, top_k_weights: Any, gate_up_proj: Any, down_proj: Any
+) -> Any:
+    """Tolerance: the roundings of gate, up, their gated product and each expert's result, carried through."""
+    gate_up_proj, down_proj = gate_up_proj[top_k_index], down_proj[top_k_index]
+    x = hidden_states[:, None, :, None]
+    both, size = (gate_up_proj @ x).squeeze(-1), (gate_up_proj.abs() @ x.abs()).squeeze(-1)
+    (gate, up), (gate_size, up_size) = both.chunk(2, -1), size.chunk(2, -1)
+    opened = gate * torch.sigmoid(gate)
+    steps = x.shape[-2] * ROUNDED32
+    gate_error = 1.1 * (r.relative * gate.abs() + steps * gate_size) + r.relative * opened.abs() + r.step
+    up_error = r.relative * up.abs() + steps * up_size + r.step
+    gated = opened * up
+    error = gate_error * (up.abs() + up_error) + opened.abs() * up_error + r.relative * gated.abs() + r.step
+    error = error + gated.shape[-1] * ROUNDED32 * gated.abs()
+    value = (down_proj @ gated[..., None]).squeeze(-1)
+    error = (down_proj.abs() @ error[..., None]).squeeze(-1) + r.relative * value.abs() + r.step
+    factor = top_k_weights[..., None]
+    weighted = value * factor
+    error = 1.01 * error * factor.abs() + r.relative * weighted.abs() + r.step
+    out = weighted.sum(1)
+    return ((out, error.sum(1) + r.relative * out.abs() + 8 * ROUNDED32 * weighted.abs().sum(1) + r.step),)
+
+
 @exact("linear")
 def _linear(r: Rounding, name: str, input: Any, weight: Any, bias: Any = None) -> Any:
     value = input @ weight.T + (0 if bias is None else bias)

@@ -27,8 +27,11 @@ SIZES = {
     "K": 48,
     "M": 56,
     "R": 8,
+    "E": 5,
 }
 HEADS: tuple[dict[str, int], ...] = ({}, {"Hk": 6}, {"Hk": 1}, {"S": 1, "T": 13})
+#: The axis that an integer input indexes.
+INDEXED = {"top_k_index": "E"}
 WEIGHTS = {"as trained": 1.0, "near zero": 1e-3}
 ROWS = {"ordinary": 1.0, "large": 3e3, "near zero": 1e-5}
 
@@ -42,16 +45,22 @@ def make_inputs(
     axes.update({a: axis.value for a, axis in definition.axes.items() if axis.type == "const"})
     axes["I2"] = 2 * axes["I"]
     random = torch.Generator().manual_seed(zlib.crc32(f"{name} {dtype} {rows} {weights} {sizes}".encode()))
-    amount = min(ROWS[rows], 4.0) if definition.op_type == "gqa" else ROWS[rows]
+    amount = min(ROWS[rows], 4.0) if definition.op_type in ("gqa", "moe") else ROWS[rows]
     inputs: dict[str, Any] = {}
     for key, spec in definition.inputs.items():
         if spec.shape is None:
             inputs[key] = 0.3 if key == "scale" else 1e-6
             continue
         shape = [axes[a] for a in spec.shape]
+        if spec.dtype in ("int64", "int32"):
+            high = axes[INDEXED[key]]
+            inputs[key] = torch.randint(0, high, shape, generator=random).to(getattr(torch, spec.dtype))
+            continue
         value = torch.randn(shape, generator=random, dtype=torch.float64)
         own = torch.float32 if spec.dtype == "float32" else dtype
-        if key in ("weight", "bias"):
+        if key.endswith("_proj"):
+            value *= 0.2
+        elif key in ("weight", "bias"):
             value *= WEIGHTS[weights]
             value.view(-1)[::3] *= weights != "near zero"
         elif key in ("cos", "sin"):

@@ -1,4 +1,4 @@
-"""``python -m tilegym_fx.new NAME --op-type T``: every file of a new kernel, and the state of its six steps."""
+"""``python -m tilegym_fx.new NAME --op-type T``: the files of a new kernel, and the state of its steps."""
 
 from __future__ import annotations
 

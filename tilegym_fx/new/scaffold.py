@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,7 +180,15 @@ def write(name: str, parts: Parts, root: Path) -> list[Path]:
         files[kind].parent.mkdir(parents=True, exist_ok=True)
         files[kind].write_text(text, encoding="utf-8")
     _add_exact(root / "tests" / "support" / "exact.py", parts.exact)
+    laid_out([path for path in files.values() if path.suffix == ".py"])
     return list(files.values())
+
+
+def laid_out(files: Sequence[Path]) -> None:
+    """Give Python files this repository's layout, where ruff is installed: a name changes line lengths."""
+    if importlib.util.find_spec("ruff") is not None:
+        command = [sys.executable, "-m", "ruff", "format", "-q", "--no-cache", "--line-length", "110"]
+        subprocess.run([*command, *map(str, files)], check=False)
 
 
 def _texts(name: str, parts: Parts, definition: Definition) -> dict[str, str]:
@@ -205,10 +216,9 @@ def unwritten(name: str, definition: Definition) -> str:
     if len(signature) > 110:
         inner = "".join(f"    {p},\n" for p in parameters.split(", "))
         signature = f"def {name}(\n{inner}) -> {returns}:"
-    return (
-        f'"""{name} in cuTile: the kernel is still to be written."""\n\nfrom __future__ import annotations\n\n'
-        f'import torch\n\n\n{signature}\n    raise NotImplementedError("the kernel of {name} is not written")\n'
-    )
+    docstring = f'"""{name} in cuTile: the kernel is still to be written."""'
+    body = f'    raise NotImplementedError("the kernel of {name} is not written")'
+    return f"{docstring}\n\nfrom __future__ import annotations\n\nimport torch\n\n\n{signature}\n{body}\n"
 
 
 def _bench_sizes(definition: Definition) -> tuple[dict[str, int], str, tuple[int, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -151,10 +152,14 @@ def _benchmark(subject: _Subject) -> str | list[str]:
     text = subject.files["benchmark"].read_text(encoding="utf-8")
     if "-GBps" not in text and "-TFLOPS" not in text:
         return [f"{subject.shown('benchmark')}: no plot_name ends in -GBps or -TFLOPS"]
-    said = _in_child(subject, [str(subject.files["benchmark"]), "--print-data"], lambda line: "Error" in line)
+    said = _in_child(subject, [str(subject.files["benchmark"]), "--print-data"], _is_error)
     if isinstance(said, list):
         return said
     return "correct, then timed" if torch.cuda.is_available() else "correct; not timed: no CUDA device here"
+
+
+def _is_error(line: str) -> bool:
+    return line.startswith("error: ") or re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line) is not None
 
 
 def _in_child(subject: _Subject, arguments: list[str], tells: Callable[[str], bool]) -> str | list[str]:

@@ -19,8 +19,8 @@ def run(x, cap):
 _KERNEL = '''\
 """{name} in cuTile: y = tanh(x / cap) * cap.
 
-Tiles. The operand is one long row; a block takes {{TILE}} elements, two 16-byte loads for each of 128 threads.
-The last tile is gathered under a mask.
+Tiles. The operand is one long row; a block takes {{TILE}} elements, two 16-byte loads for each of 128
+threads. The last tile is gathered under a mask.
 """
 
 from __future__ import annotations
