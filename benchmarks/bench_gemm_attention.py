@@ -224,7 +224,11 @@ def linear_cases() -> Iterator[Case]:
         *((256, 128, 64, 1, 8), (128, 256, 64, 1, 8, 2), (256, 128, 64, 1, 8, 2), (64, 256, 64, 2)),
     ]
     tilings = {
-        "gemv": [tiling(1, *t) for t in gemv] + [tiling(1, *t, tma=False) for t in direct],
+        "gemv": [
+            *(tiling(1, *t) for t in gemv),
+            *(tiling(1, *t, tma=False) for t in direct),
+            *(tiling(16, *t) for t in few[:3]),
+        ],
         "rows8": [tiling(16, *t) for t in few],
         "rows32": [tiling(32, *t) for t in some] + [tiling(64, 64, 128, 3), tiling(64, 128, 64, 3)],
         "gemm": [tiling(*t) for t in many],
@@ -232,7 +236,8 @@ def linear_cases() -> Iterator[Case]:
     for rows, group in ((1, "gemv"), (8, "rows8"), (32, "rows32")):
         for sizes in (*LINEARS, *HEADS):
             yield linear_case(kernels, group, rows, *sizes, tilings[group])
-    columns = [tiling(1, 64, 64, 4), tiling(1, 128, 32, 4), tiling(1, 64, 64, 4, tma=False)]
+    columns = [tiling(1, *t) for t in ((16, 512, 4), (32, 256, 4), (32, 128, 4), (64, 64, 4))]
+    columns += [tiling(16, *t) for t in ((16, 256, 4), (32, 128, 4), (64, 128, 4))]
     yield linear_case(kernels, "gemv", 1, 768, 2304, columns, column_major=True)
     for rows in (2048, 16384):
         for sizes in LINEARS[:6]:

@@ -1,12 +1,12 @@
-"""Times the norm, activation and rotary kernels beside torch eager and torch.compile of their references.
+"""Times the norm, activation and rotary kernels beside torch eager, and torch.compile of their references.
 
-    python benchmarks/bench_norm_activation_rope.py [--ops rms_norm,silu_mul] [--json FILE]
+    python benchmarks/bench_norm_activation_rope.py                                # at most 70 s
+    python benchmarks/bench_norm_activation_rope.py --ops rms_norm,silu_mul --compile --variants --seconds 300
 
 Every case is checked against the reference in float32 before it is timed. Times are medians over replays of
 a CUDA graph, on arguments that are not in the L2 cache (timing.py); GB/s counts each input read once and
-each output written once. For cases that say so, other tile choices are tried, and the best is named beside
-the default. The first seconds go to compiling everything in parallel processes, into the compilers' caches
-on disk.
+each output written once. A line is printed as soon as it is known. The first seconds go to compiling
+everything in parallel processes, into the compilers' caches on disk.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
 
+import cuda.tile as ct
 import torch
 from timing import argument_sets, copy_rate, host_time, median_time
 
 from tilegym_fx import inventory
 
 INVENTORY = inventory.load()
+#: Seconds that compiling may take: of one kernel, and of everything.
+COMPILE_LIMIT = 20
+WARM_LIMIT = 45
 EPS = 1e-6
 BF16 = torch.bfloat16
 
@@ -65,8 +69,8 @@ class Row:
 
     @property
     def ahead(self) -> float:
-        """How many times faster than the better of the two others."""
-        return min(self.eager, self.compiled) / self.ours
+        """How many times faster than the better of the others that were measured."""
+        return min(time for time in (self.eager, self.compiled) if not math.isnan(time)) / self.ours
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -222,17 +226,18 @@ def moved_bytes(arguments: Arguments, results: Any) -> int:
     return sum(t.numel() * t.element_size() for t in (*inputs, *tensors(results)))
 
 
-def measure(case: Case, rate: float) -> Row:
+def measure(case: Case, rate: float, with_compile: bool) -> Row:
     function, reference = INVENTORY.entry_point(case.op), INVENTORY.reference(case.op)
     check(case, function, reference)
     sets = argument_sets(case.make)
 
     def timed(call: Callable[..., Any]) -> float:
-        return median_time([partial(call, *arguments) for arguments in sets]).microseconds
+        return median_time([partial(call, *arguments) for arguments in sets], rounds=9).microseconds
 
-    torch.compiler.reset()
-    ours, eager = timed(function), timed(reference)
-    compiled = timed(torch.compile(reference, dynamic=False, fullgraph=True))
+    ours, eager, compiled = timed(function), timed(reference), math.nan
+    if with_compile:
+        torch.compiler.reset()
+        compiled = timed(torch.compile(reference, dynamic=False, fullgraph=True))
     moved = moved_bytes(sets[0], function(*sets[0])) / ours * 1e6
     row = Row(case.op, case.label, ours, eager, compiled, moved / 1e9, moved / rate,
               host_time(partial(function, *sets[0])) * 1e6)  # fmt: skip
@@ -245,73 +250,93 @@ def measure(case: Case, rate: float) -> Row:
     return row
 
 
-def warm_up(cases: list[Case]) -> None:
+def warm_up(cases: list[Case], with_compile: bool) -> None:
     """Runs every case once, only to fill the compilers' caches on disk."""
-    for case in cases:
-        function, reference = INVENTORY.entry_point(case.op), INVENTORY.reference(case.op)
-        arguments = case.make()
-        torch.compiler.reset()
-        function(*arguments)
-        torch.compile(reference, dynamic=False, fullgraph=True)(*arguments)
-        for _, patch in case.variants:
-            with patched(sys.modules[function.__module__], patch):
-                function(*arguments)
+    with ct.compiler_timeout(COMPILE_LIMIT):
+        for case in cases:
+            function, reference = INVENTORY.entry_point(case.op), INVENTORY.reference(case.op)
+            arguments = case.make()
+            function(*arguments)
+            if with_compile:
+                torch.compiler.reset()
+                torch.compile(reference, dynamic=False, fullgraph=True)(*arguments)
+            for _, patch in case.variants:
+                with patched(sys.modules[function.__module__], patch):
+                    function(*arguments)
 
 
-def warm_up_in_parallel(selected: str) -> None:
-    workers = max(1, min(8, (os.cpu_count() or 2) // 2))
-    command = [sys.executable, __file__, "--ops", selected, "--warm"]
-    children = [subprocess.Popen([*command, f"{index}/{workers}"]) for index in range(workers)]
-    if any([child.wait() for child in children]):
-        raise SystemExit("error: compiling failed, see above")
+def warm_up_in_parallel(arguments: list[str]) -> None:
+    """Gives every worker process a share of the cases; those that take too long are ended."""
+    workers = max(1, min(12, (os.cpu_count() or 2) - 2))
+    command = [sys.executable, __file__, *arguments]
+    children = [subprocess.Popen([*command, "--warm", f"{index}/{workers}"]) for index in range(workers)]
+    end = time.monotonic() + WARM_LIMIT
+    for child in children:
+        try:
+            child.wait(max(0.1, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            print("a worker was still compiling and has been ended", flush=True)
 
 
-def table(rows: list[Row]) -> str:
-    head = (f"{'op':24}{'shape':34}{'ours us':>9}{'eager':>9}{'compile':>9}{'ahead':>7}{'GB/s':>7}{'copy':>6}"
-            f"{'host us':>9}  best other tile")  # fmt: skip
-    lines = [head, "-" * len(head)]
-    for row in rows:
-        other = f"{row.best_variant}: {row.best_variant_time:.1f}" if row.best_variant else ""
-        lines.append(
-            f"{row.op:24}{row.label:34}{row.ours:9.1f}{row.eager:9.1f}{row.compiled:9.1f}{row.ahead:6.2f}x"
-            f"{row.gigabytes_per_second:7.0f}{row.share_of_copy:6.0%}{row.host:9.1f}  {other}"
-        )
+HEAD = (f"{'op':24}{'shape':34}{'ours us':>9}{'eager':>9}{'compile':>9}{'ahead':>7}{'GB/s':>7}{'copy':>6}"
+        f"{'host us':>9}  best other tile")  # fmt: skip
+
+
+def line(row: Row) -> str:
+    other = f"{row.best_variant}: {row.best_variant_time:.1f}" if row.best_variant else ""
+    return (f"{row.op:24}{row.label:34}{row.ours:9.1f}{row.eager:9.1f}{row.compiled:9.1f}{row.ahead:6.2f}x"
+            f"{row.gigabytes_per_second:7.0f}{row.share_of_copy:6.0%}{row.host:9.1f}  {other}")  # fmt: skip
+
+
+def summary(rows: list[Row]) -> Iterator[str]:
     for op in dict.fromkeys(row.op for row in rows):
         ratios = [row.ahead for row in rows if row.op == op]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        lines.append(
-            f"{op}: {mean:.2f}x the better of eager and torch.compile (geometric mean), min {min(ratios):.2f}"
-        )
-    return "\n".join(lines)
+        yield f"{op}: {mean:.2f}x the best of the others (geometric mean), min {min(ratios):.2f}"
 
 
-def main() -> None:
+def options_of(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ops", default=",".join(FAMILIES), help="comma-separated ops, or `all`")
     parser.add_argument("--json", help="also write the rows to this file")
-    parser.add_argument("--no-variants", action="store_true", help="time the default tiles only")
+    parser.add_argument("--compile", action="store_true", help="time torch.compile of the references too")
+    parser.add_argument("--variants", action="store_true", help="try other tiles besides the default ones")
+    parser.add_argument("--seconds", type=float, default=70, help="start no further case after this time")
     parser.add_argument("--warm", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def selected_cases(options: argparse.Namespace) -> list[Case]:
     families = {**FAMILIES, **dict.fromkeys(MORE, norm_cases)}
     selected = list(families) if options.ops == "all" else options.ops.split(",")
     if unknown := set(selected) - set(families):
         raise SystemExit(f"error: no such op: {', '.join(sorted(unknown))}; there are {', '.join(families)}")
     cases = [case for op in selected for case in families[op](op)]
-    if options.no_variants:
-        cases = [Case(case.op, case.label, case.make) for case in cases]
+    return cases if options.variants else [replace(case, variants=()) for case in cases]
+
+
+def main(arguments: list[str]) -> None:
+    options = options_of(arguments)
+    cases = selected_cases(options)
     if options.warm:
         index, workers = map(int, options.warm.split("/"))
-        return warm_up(cases[index::workers])
-    start = time.perf_counter()
-    warm_up_in_parallel(",".join(selected))
-    compiled_after = time.perf_counter() - start
+        return warm_up(cases[index::workers], options.compile)
+    start = time.monotonic()
+    warm_up_in_parallel(arguments)
     rate = copy_rate()
-    rows = [measure(case, rate) for case in cases]
-    print(table(rows))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {rate / 1e9:.0f} GB/s, "
-          f"{compiled_after:.0f} s compiling, {time.perf_counter() - start:.0f} s in all")  # fmt: skip
+          f"{time.monotonic() - start:.0f} s compiling\n{HEAD}", flush=True)  # fmt: skip
+    rows: list[Row] = []
+    for case in cases:
+        if time.monotonic() - start > options.seconds:
+            print(f"time is up: {len(cases) - len(rows)} cases left out")
+            break
+        rows.append(measure(case, rate, options.compile))
+        print(line(rows[-1]), flush=True)
+    print(*summary(rows), sep="\n", flush=True)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             measured = [asdict(row) | {"ahead": row.ahead} for row in rows]
@@ -321,4 +346,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     with torch.no_grad():
-        main()
+        main(sys.argv[1:])

@@ -1,8 +1,9 @@
 """Appending to a key/value cache in cuTile: out = (cache, new), one copy of both into a new tensor.
 
-Each head of each sequence is one long row: the past, then the new tokens. Nearly all blocks lie in the past and copy a
-full tile without bounds checks; the few at the seam and in the new tokens gather from both under a mask. A block
-takes 4096 elements: with 128 threads, four 16-byte loads in flight for each thread, enough to hide memory's latency.
+Each head of each sequence is one long row: the past, then the new tokens. Nearly all blocks lie in the past
+and copy a full tile without bounds checks; the few at the seam and in the new tokens gather from both under a
+mask. A block takes 4096 elements: with 128 threads, four 16-byte loads in flight for each thread, enough to
+hide memory's latency.
 """
 
 from __future__ import annotations

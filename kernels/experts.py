@@ -1,11 +1,15 @@
 """Routed experts in cuTile: y[t] = sum over k of w[t, k] * down[e] (act(gate[e] x[t]) * up[e] x[t]), e = index[t, k].
 
+`experts_clamped` has biases, gate and up columns interleaved, and (clamp(up) + 1) * gate * sigmoid(alpha * gate)
+with gate = min(gate, limit) in the middle.
+
 Four launches. A pair is a token with one of its experts, numbered t * K + k.
 
 1. `experts_sort_kernel` sorts the pairs by expert, keeping their order: a block for each expert counts the pairs
    of smaller experts, which gives its place, and then writes its own pairs there. No block waits for another.
 2. `experts_gate_up_kernel` multiplies the rows of one expert with both of its projections, gathering tokens by
    pair, and writes act(gate) * up, rows in sorted order.
+   (`experts_clamped_gate_kernel` splits interleaved columns after the product.)
 3. `experts_down_kernel` multiplies those with the down projection, times the pair's weight, and scatters the
    rows back to the pairs' own places.
 4. `experts_sum_kernel` sums the K rows of each token in float32.
@@ -34,6 +38,7 @@ LOG2_E = 1.4426950408889634
 
 ZERO = ct.PaddingMode.ZERO
 Int = ct.Constant[int]
+Flag = ct.Constant[bool]
 
 
 @dataclass(frozen=True)
@@ -96,28 +101,59 @@ def experts_gate_up_kernel(
     if expert < EXPERTS:
         column = ct.bid(1)
         half = out.shape[1]
-        row = first + ct.arange(ROWS, dtype=ct.int32)
-        pair = ct.gather(order, ct.where(row < last, row, order.shape[0]), padding_value=-1)
-        token = ct.where(pair >= 0, pair // PER_TOKEN, x.shape[0])
-        token = ct.reshape(token, (ROWS, 1))
+        token = own_tokens(order, first, last, ROWS, PER_TOKEN, x.shape[0])
         lane = ct.reshape(ct.arange(DEPTH, dtype=ct.int32), (1, DEPTH))
         gates, ups = weight.slice(1, 0, half), weight.slice(1, half, 2 * half)
         gate = ct.zeros((ROWS, COLUMNS), ct.float32)
         up = ct.zeros((ROWS, COLUMNS), ct.float32)
         for k in range(ct.cdiv(x.shape[1], DEPTH)):
             left = ct.gather(x, (token, k * DEPTH + lane))
-            gate = ct.mma(left, weight_tile(gates, expert, k, column, (DEPTH, COLUMNS)), gate)
-            up = ct.mma(left, weight_tile(ups, expert, k, column, (DEPTH, COLUMNS)), up)
+            gate = ct.mma(left, weight_tile(gates, expert, k, column, (DEPTH, COLUMNS), True), gate)
+            up = ct.mma(left, weight_tile(ups, expert, k, column, (DEPTH, COLUMNS), True), up)
         opened = ct.astype(ct.astype(activation(gate, ACT), out.dtype), ct.float32)
         result = ct.astype(opened * ct.astype(ct.astype(up, out.dtype), ct.float32), out.dtype)
         ct.store(out.slice(0, first, last), (0, column), result)
 
 
-def weight_tile(weight, expert, k, column, shape):
-    """A tile of one expert's matrix [out, in], as [in, out]."""
-    shape3 = (1, shape[0], shape[1])
-    tile = ct.load(weight, (expert, k, column), shape3, order=(0, 2, 1), padding_mode=ZERO, latency=LATENCY)
+def own_tokens(order, first, last, rows, per_token, outside):
+    """Token of each row from `first`, [rows, 1]; `outside` from `last` on."""
+    row = first + ct.arange(rows, dtype=ct.int32)
+    pair = ct.gather(order, ct.where(row < last, row, order.shape[0]), padding_value=-1)
+    return ct.reshape(ct.where(pair >= 0, pair // per_token, outside), (rows, 1))
+
+
+def weight_tile(weight, expert, k, column, shape, out_first):
+    """A tile [in, out] of one expert's matrix, which is stored [out, in] or [in, out]."""
+    shape3, place = (1, shape[0], shape[1]), (expert, k, column)
+    if out_first:
+        tile = ct.load(weight, place, shape3, order=(0, 2, 1), padding_mode=ZERO, latency=LATENCY)
+    else:
+        tile = ct.load(weight, place, shape3, padding_mode=ZERO, latency=LATENCY)
     return ct.reshape(tile, shape)
+
+
+@ct.kernel
+def experts_clamped_gate_kernel(
+    x, weight, bias, order, ends, out, alpha, limit,
+    PER_TOKEN: Int, EXPERTS: Int, ROWS: Int, COLUMNS: Int, DEPTH: Int,
+):  # fmt: skip
+    expert, first, last = own_rows(ends, ct.bid(0), ROWS, EXPERTS)
+    if expert < EXPERTS:
+        column = ct.bid(1)
+        token = own_tokens(order, first, last, ROWS, PER_TOKEN, x.shape[0])
+        lane = ct.reshape(ct.arange(DEPTH, dtype=ct.int32), (1, DEPTH))
+        both = ct.zeros((ROWS, 2 * COLUMNS), ct.float32)
+        for k in range(ct.cdiv(x.shape[1], DEPTH)):
+            left = ct.gather(x, (token, k * DEPTH + lane))
+            both = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, 2 * COLUMNS), False), both)
+        both = both + ct.astype(ct.load(bias, (expert, column), (1, 2 * COLUMNS), padding_mode=ZERO), ct.float32)
+        both = ct.reshape(both, (ROWS, COLUMNS, 2))
+        is_gate = ct.reshape(ct.arange(2, dtype=ct.int32), (1, 1, 2)) == 0
+        gate = ct.minimum(ct.sum(ct.where(is_gate, both, 0.0), axis=2), limit, propagate_nan=True)
+        up = ct.minimum(ct.sum(ct.where(is_gate, 0.0, both), axis=2), limit, propagate_nan=True)
+        up = ct.maximum(up, -limit, propagate_nan=True)
+        opened = gate / (1.0 + ct.exp2(gate * (-alpha * LOG2_E)))
+        ct.store(out.slice(0, first, last), (0, column), ct.astype((up + 1.0) * opened, out.dtype))
 
 
 def activation(x, kind):
@@ -128,7 +164,8 @@ def activation(x, kind):
 
 @ct.kernel
 def experts_down_kernel(
-    x, weight, order, ends, pair_weight, out, EXPERTS: Int, ROWS: Int, COLUMNS: Int, DEPTH: Int
+    x, weight, bias, order, ends, pair_weight, out,
+    OUT_FIRST: Flag, BIAS: Flag, EXPERTS: Int, ROWS: Int, COLUMNS: Int, DEPTH: Int,
 ):  # fmt: skip
     expert, first, last = own_rows(ends, ct.bid(0), ROWS, EXPERTS)
     if expert < EXPERTS:
@@ -137,7 +174,9 @@ def experts_down_kernel(
         sums = ct.zeros((ROWS, COLUMNS), ct.float32)
         for k in range(ct.cdiv(x.shape[1], DEPTH)):
             left = ct.load(rows, (0, k), (ROWS, DEPTH), padding_mode=ZERO)
-            sums = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, COLUMNS)), sums)
+            sums = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, COLUMNS), OUT_FIRST), sums)
+        if BIAS:
+            sums = sums + ct.astype(ct.load(bias, (expert, column), (1, COLUMNS), padding_mode=ZERO), ct.float32)
         row = first + ct.arange(ROWS, dtype=ct.int32)
         pair = ct.gather(order, ct.where(row < last, row, order.shape[0]), padding_value=out.shape[0])
         factor = ct.reshape(ct.astype(ct.gather(pair_weight, pair), ct.float32), (ROWS, 1))
@@ -176,38 +215,44 @@ def _hinted(kernel: ct.kernel, occupancy: int) -> ct.kernel:
     return kernel.replace_hints(occupancy=occupancy)
 
 
-def _experts(
-    hidden_states: torch.Tensor,
-    top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor,
-    gate_up_proj: torch.Tensor,
-    down_proj: torch.Tensor,
-    act: int,
-) -> torch.Tensor:
-    tokens, hidden = hidden_states.shape
-    per_token, count, inner = top_k_index.shape[1], down_proj.shape[0], down_proj.shape[2]
-    pairs = tokens * per_token
-    options = {"dtype": hidden_states.dtype, "device": hidden_states.device}
-    out = torch.empty(tokens, hidden, **options)
-    if not out.numel() or not pairs:
-        return out.zero_()
-    scratch = torch.empty(pairs + count, dtype=torch.int32, device=hidden_states.device)
-    order, ends = scratch[:pairs], scratch[pairs:]
-    launch(experts_sort_kernel, (count,), (top_k_index.reshape(-1), order, ends, SORT_WIDTH))
-    tiling = pick_tiling(pairs, count, hidden_states.itemsize)
-    blocks = min(pairs, pairs // tiling.rows + min(pairs, count))
-    cut = (_cover(count), tiling.rows, tiling.columns, tiling.depth)
-    gated = torch.empty(pairs, inner, **options)
-    grid = (blocks, -(-inner // tiling.columns))
-    args = (hidden_states, gate_up_proj, order, ends, gated, act, per_token, *cut)
-    launch(_hinted(experts_gate_up_kernel, tiling.occupancy), grid, args)
-    rows = torch.empty(pairs, hidden, **options)
-    grid = (blocks, -(-hidden // tiling.columns))
-    weights = top_k_weights.reshape(-1)
-    launch(_hinted(experts_down_kernel, tiling.occupancy), grid, (gated, down_proj, order, ends, weights, rows, *cut))
-    width = min(SUM_WIDTH, _cover(hidden))
-    launch(experts_sum_kernel, (-(-hidden // width), tokens), (rows, out, per_token, width))
-    return out
+class _Pass:
+    """What the launches of one call share: the sorted pairs and the cut of the products."""
+
+    def __init__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, count: int, inner: int) -> None:
+        self.tokens, self.hidden = hidden_states.shape
+        self.per_token = top_k_index.shape[1]
+        self.pairs = self.tokens * self.per_token
+        device = hidden_states.device
+        self.out = torch.empty(self.tokens, self.hidden, dtype=hidden_states.dtype, device=device)
+        self.gated = torch.empty(self.pairs, inner, dtype=hidden_states.dtype, device=device)
+        scratch = torch.empty(self.pairs + count, dtype=torch.int32, device=device)
+        self.order, self.ends = scratch[: self.pairs], scratch[self.pairs :]
+        if self.out.numel() and self.pairs:
+            launch(experts_sort_kernel, (count,), (top_k_index.reshape(-1), self.order, self.ends, SORT_WIDTH))
+            self.tiling = tiling = pick_tiling(self.pairs, count, hidden_states.itemsize)
+            self.blocks = min(self.pairs, self.pairs // tiling.rows + min(self.pairs, count))
+            self.cut = (_cover(count), tiling.rows, tiling.columns, tiling.depth)
+
+    def grid(self, columns: int) -> tuple[int, int]:
+        return self.blocks, -(-columns // self.tiling.columns)
+
+    def finish(
+        self, weights: torch.Tensor, down: torch.Tensor, bias: torch.Tensor | None, out_first: bool
+    ) -> torch.Tensor:
+        """The down projection and the sum over the experts of each token."""
+        rows = torch.empty(self.pairs, self.hidden, dtype=self.out.dtype, device=self.out.device)
+        extra = down if bias is None else bias  # a kernel takes no None; it does not read this
+        launch(
+            _hinted(experts_down_kernel, self.tiling.occupancy), self.grid(self.hidden),
+            (
+                self.gated, down, extra, self.order, self.ends, weights.reshape(-1), rows,
+                out_first, bias is not None, *self.cut,
+            ),
+        )  # fmt: skip
+        width = min(SUM_WIDTH, _cover(self.hidden))
+        grid = (-(-self.hidden // width), self.tokens)
+        launch(experts_sum_kernel, grid, (rows, self.out, self.per_token, width))
+        return self.out
 
 
 def experts_silu(
@@ -229,4 +274,66 @@ def experts_silu(
     Returns:
         [tokens, hidden], contiguous, in the dtype of `hidden_states`.
     """
-    return _experts(hidden_states, top_k_index, top_k_weights, gate_up_proj, down_proj, 0)
+    return _gated(hidden_states, top_k_index, top_k_weights, gate_up_proj, down_proj, 0)
+
+
+def experts_gelu_tanh(
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    gate_up_proj: torch.Tensor,
+    down_proj: torch.Tensor,
+) -> torch.Tensor:
+    """`experts_silu` with the tanh form of GELU on the gate."""
+    return _gated(hidden_states, top_k_index, top_k_weights, gate_up_proj, down_proj, 1)
+
+
+def _gated(
+    x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, act: int
+) -> torch.Tensor:  # fmt: skip
+    count, _, inner = down.shape
+    work = _Pass(x, index, count, inner)
+    if not work.out.numel() or not work.pairs:
+        return work.out.zero_()
+    args = (x, gate_up, work.order, work.ends, work.gated, act, work.per_token, *work.cut)
+    launch(_hinted(experts_gate_up_kernel, work.tiling.occupancy), work.grid(inner), args)
+    return work.finish(weights, down, None, True)
+
+
+def experts_clamped(
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    gate_up_proj: torch.Tensor,
+    gate_up_proj_bias: torch.Tensor,
+    down_proj: torch.Tensor,
+    down_proj_bias: torch.Tensor,
+    alpha: float,
+    limit: float,
+) -> torch.Tensor:
+    """Weighted sum of down[e] ((clamp(u) + 1) * g * sigmoid(alpha * g)) over the experts e of each token.
+
+    u and g are the up and gate projections of the token with their biases, g at most `limit`.
+
+    Args:
+        hidden_states: [tokens, hidden], float32, float16 or bfloat16.
+        top_k_index: [tokens, experts of a token], integers from 0 to experts - 1.
+        top_k_weights: [tokens, experts of a token], the dtype of `hidden_states` or float32.
+        gate_up_proj: [experts, hidden, 2 * inner], gate in the even columns and up in the odd ones.
+        gate_up_proj_bias: [experts, 2 * inner], likewise.
+        down_proj: [experts, inner, hidden].
+        down_proj_bias: [experts, hidden].
+        alpha: Steepness of the gate.
+        limit: What up is clamped to on both sides, and gate from above.
+
+    Returns:
+        [tokens, hidden], contiguous, in the dtype of `hidden_states`.
+    """
+    count, inner, _ = down_proj.shape
+    work = _Pass(hidden_states, top_k_index, count, inner)
+    if not work.out.numel() or not work.pairs:
+        return work.out.zero_()
+    arrays = (hidden_states, gate_up_proj, gate_up_proj_bias, work.order, work.ends, work.gated)
+    args = (*arrays, alpha, limit, work.per_token, *work.cut)
+    launch(_hinted(experts_clamped_gate_kernel, work.tiling.occupancy), work.grid(inner), args)
+    return work.finish(top_k_weights, down_proj, down_proj_bias, False)

@@ -305,7 +305,9 @@ def _attention(
         if is_decode(length, heads // k.shape[1], q.itemsize, mask, causal):
             run_decode(q, k, v, mask, y, scale, choose_decode_tiling(q.shape[3], q.itemsize))
         else:
-            run_prefill(q, k, v, mask, y, scale, causal, choose_prefill_tiling(q.shape[3], q.itemsize))
+            waves = batch * heads * length / 128 / _processors(q.device) if causal else 1.0
+            tiling = choose_prefill_tiling(q.shape[3], q.itemsize, waves)
+            run_prefill(q, k, v, mask, y, scale, causal, tiling)
     return y
 
 
@@ -316,16 +318,30 @@ def is_decode(length: int, group: int, itemsize: int, mask: torch.Tensor | None,
     return _power(group) * _power(length) * itemsize**2 <= DECODE_TILE
 
 
-def choose_prefill_tiling(width: int, itemsize: int) -> Tiling:
-    """Tiles of the prefill kernel; at D = 128 on an H200, 128 x 128 took twice as long as 64 x 128."""
+def choose_prefill_tiling(width: int, itemsize: int, waves: float = 1.0) -> Tiling:
+    """Tiles of the prefill kernel, as benchmarks/2026-11-29_h200_kernels/gemm_attention.json found them best.
+
+    Args:
+        width: D.
+        itemsize: Bytes of an element.
+        waves: Blocks of 128 queries that a multiprocessor has to work off: many hide what large tiles cost at
+            the diagonal.
+    """
     if itemsize == 4:  # `ct.mma` unrolls into FMUL and FADD: larger tiles spill, and compile for ten seconds
         return Tiling(32, 32, 1) if width <= 64 else Tiling(16, 32 if width <= 128 else 16, 1)
-    return Tiling(64, 128, 2) if width <= 128 else Tiling(64, 64, 1)
+    if width > 128:
+        return Tiling(128, 64, 1, worker_warps=8)
+    if width > 64 and waves >= 16:
+        return Tiling(128, 128, 1, worker_warps=8)
+    return Tiling(64, 128, 2)
 
 
 def choose_decode_tiling(width: int, itemsize: int) -> Tiling:
-    """Tiles of the decode kernel: a step of a block reads 16 KiB of keys and as much of values."""
-    return Tiling(0, 16 if itemsize == 4 else 8192 // _power(width), 2)
+    """Tiles of the decode kernel: a step reads 16 KiB of keys and as much of values; blocks fill one wave.
+
+    Measured like the tiles of prefill; two blocks to a multiprocessor won at every batch and length.
+    """
+    return Tiling(0, 16 if itemsize == 4 else 8192 // _power(width), 3, blocks=2)
 
 
 def run_prefill(

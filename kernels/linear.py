@@ -14,7 +14,7 @@ loads take the strides as they are. All sizes are allowed: tiles that stick out 
 add nothing. `ct.mma` on float32 tiles is a true float32 product (FMUL and FADD in the machine code, no
 tf32).
 
-`choose_tiling` picks tiles by shape; benchmarks/bench_gemm_attention.py sweeps them.
+`choose_tiling` picks tiles by shape, by rules that benchmarks/bench_gemm_attention.py measured.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ GROUP = 8
 LATENCY = 10
 #: Multiprocessors of an H200, for launches that no GPU tells about.
 MULTIPROCESSORS = 132
-#: A part of a split K keeps at least this many steps, so that its pipeline fills.
-MIN_STEPS = 4
+#: A part of a split K keeps at least this much of it, so that its pipeline fills.
+MIN_DEPTH = 512
 MAX_SPLIT = 8
+#: Rows of W of a GEMV block whose blocks fill the GPU in a single wave.
+GEMV_FEATURES = 16
 #: Elements of y that one block of the reduction sums.
 REDUCE_WIDTH = 512
 
@@ -58,7 +60,7 @@ class Tiling:
         features: Rows of W, columns of y.
         depth: Step along K.
         occupancy: Blocks that should fit on one multiprocessor.
-        worker_warps: Warps that compute, 0 for the compiler's choice; 128 x 256 needs 8, or registers spill.
+        worker_warps: Warps that compute, 0 for the compiler's choice; 256 x 128 needs 8, or registers spill.
         cluster: Multiprocessors that work on one tile, each on its part, and share what they load (sm_90 on).
         tma: Whether loads may use the bulk-copy engine (GEMV; the GEMM always may).
         split: Parts of K computed by blocks of their own.
@@ -138,11 +140,12 @@ def choose_tiling(
     rows: int, features: int, depth: int, *,
     itemsize: int = 2, row_major: bool = True, processors: int = MULTIPROCESSORS,
 ) -> Tiling:  # fmt: skip
-    """The tiling for a product of these sizes: rules drawn from a sweep on an H200.
+    """The tiling for a product of these sizes.
 
-    The sweep is benchmarks/2026-11-29_h200_kernels/gemm_attention.json. Per multiprocessor it asks for about as
-    many bytes of W in flight as its shared memory holds, and for tiles that fill the GPU once. One row of x
-    goes to the matrix units too, as one of 16, where the GEMV kernel has no tiling of a single wave.
+    The rules were drawn from the sweep in benchmarks/2026-11-29_h200_kernels/gemm_attention.json. Blocks that
+    fill the GPU in one wave, or in many, are worth more than any other property of a tiling. A single row
+    of x with many features goes to the matrix units, as one of 16 rows: their tiles arrive by bulk copies,
+    which keep more bytes in flight than loads to registers.
 
     Args:
         rows: Rows of x.
@@ -162,7 +165,8 @@ def choose_tiling(
         return Tiling(256, 128, 64, worker_warps=8)
     else:
         tiles = -(-rows // 128) * -(-features // 128)
-        tiling = Tiling(128, 128, 64, occupancy=1 if tiles <= processors else 2)
+        is_one_wave = 3 * processors <= 4 * tiles <= 4 * processors
+        tiling = Tiling(128, 128, 64, occupancy=1 if is_one_wave else 2)
     split = _split(tiling, rows, features, depth, processors)
     return tiling if split == 1 else replace(tiling, split=split)
 
@@ -179,25 +183,25 @@ def _gemv_tiling(features: int, depth: int, itemsize: int, row_major: bool, proc
 
 
 def _short_tiling(rows: int, features: int, depth: int, processors: int) -> Tiling:
-    """Up to 64 rows: narrow tiles as long as these fill the GPU, wide ones for long K or many features."""
+    """Up to 64 rows: narrow tiles as long as these fill the GPU, wide ones for many features or long K."""
     if rows <= 16:
         wide = features >= 64 * processors or depth > 8192
         return Tiling(16, 64 if wide else 32, 128, occupancy=4)
-    if rows > 32 or depth > 8192:
-        return Tiling(64, 128, 64, occupancy=3)
-    if features >= 96 * processors:
+    if rows <= 32 and features <= 16 * processors:
+        return Tiling(32, 32, 256, occupancy=3)
+    if rows <= 32 and features >= 96 * processors:
         return Tiling(32, 128, 128, occupancy=2)
-    return Tiling(32, 32, 256, occupancy=3)
+    return Tiling(64, 128, 64, occupancy=3)
 
 
 def _split(tiling: Tiling, rows: int, features: int, depth: int, processors: int) -> int:
-    """Parts of K where the tiles alone leave multiprocessors idle: 128 features for each, a block or several."""
+    """Parts of K where the tiles alone leave many multiprocessors idle, each of which gets 128 features."""
     tiles = -(-rows // tiling.rows) * -(-features // tiling.features)
-    if 4 * tiles >= 3 * processors and (rows <= 16 or rows > 64 or 128 * processors < 2 * tiles * tiling.features):
+    if 4 * tiles >= 3 * processors:
         return 1
     steps = -(-depth // tiling.depth)
-    wanted = max(1, 128 // tiling.features) * processors if rows <= 64 else 2 * processors
-    parts = max(1, min(wanted // tiles, steps // MIN_STEPS, MAX_SPLIT))
+    blocks = processors * (max(1, 128 // tiling.features) if rows <= 64 else 2)
+    parts = max(1, min(blocks // tiles, depth // MIN_DEPTH, MAX_SPLIT))
     return -(-steps // -(-steps // parts))  # no part stays empty
 
 

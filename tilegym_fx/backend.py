@@ -102,7 +102,23 @@ def to_aten(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     with mode or nullcontext():  # tensors that the graph makes itself must be fake too
         if mode is not None:
             values = [mode.from_tensor(v) if _is_real(v) else v for v in values]
-        return make_fx(gm, pre_dispatch=True, _allow_non_fake_inputs=True)(*values)
+        traced = make_fx(gm, pre_dispatch=True, _allow_non_fake_inputs=True)(*values)
+    _keep_dynamo_notes(gm, traced)
+    return traced
+
+
+def _keep_dynamo_notes(gm: GraphModule, traced: GraphModule) -> None:
+    """Hand on what Dynamo knows of the inputs: without it, no parameter counts as static and no CUDA graph replays."""
+    traced.meta.update(gm.meta)
+    for name in ("_param_name_to_source",):
+        if hasattr(gm, name):
+            setattr(traced, name, getattr(gm, name))
+    inputs = (g.graph.find_nodes(op="placeholder") for g in (gm, traced))
+    for old, new in zip(*inputs, strict=True):
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+        if "tensor_dict" in old.meta:
+            new.meta["tensor_dict"] = old.meta["tensor_dict"]
 
 
 def _is_real(value: Any) -> bool:
@@ -125,3 +141,14 @@ def _inductor(
     patches = {**(list_mode_options(mode) if mode else {}), **options}
     compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
     return cast("Callable[..., Any]", compiled)
+
+
+def _register() -> None:
+    """Make the name known where the package is not installed, and so has no entry point (a source tree on the path)."""
+    from torch._dynamo.backends.registry import list_backends, register_backend
+
+    if "tilegym_fx" not in list_backends(exclude_tags=()):
+        register_backend(tilegym_fx_backend, name="tilegym_fx")
+
+
+_register()

@@ -8,6 +8,7 @@ these times are meant to be trusted. Graphs are expected in the normal form.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -141,10 +142,24 @@ def region_seconds(
         if not _is_free(node):
             for source, size in _reads(node):
                 read[source] = max(read.get(source, 0.0), size)
-    distinct = [node for node in dict.fromkeys(inputs) if isinstance(node, Node)]
-    moved = sum(read[node] if node in read else _bytes(_value(node)) for node in distinct)
+    distinct = dict.fromkeys(node for node in inputs if isinstance(node, Node))
+    of_input: dict[Node, float] = {}
+    for source, size in read.items():
+        root = _viewed(source, distinct)
+        of_input[root] = of_input.get(root, 0.0) + size
+    moved = sum(min(of_input.get(node, math.inf), _bytes(_value(node))) for node in distinct)
     moved += sum(_bytes(_value(node)) for node in dict.fromkeys(outputs))
     return _kernel_seconds(moved, sum(_arithmetic_seconds(node, device) for node in nodes), device)
+
+
+def _viewed(source: Node, inputs: Collection[Node]) -> Node:
+    """The input of a region of which a value is a view, or the value itself."""
+    while source not in inputs and source.op == "call_function" and _is_free(source):
+        parents = source.all_input_nodes
+        if len(parents) != 1:
+            break
+        source = parents[0]
+    return source
 
 
 def _kernel_seconds(moved: float, arithmetic: float, device: Device) -> float:

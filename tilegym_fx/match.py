@@ -410,12 +410,15 @@ def _value_key(value: Any) -> Any:
 
 
 def _rarest(pattern: Pattern, index: GraphIndex) -> Node | None:
-    """The pattern's operation that the graph has least of; None if it lacks one."""
-    have = {n: len(index.by_operation.get(p.facts.operation, ())) for n, p in pattern.nodes.items()}
+    """The pattern's operation that the graph has least of; None if it lacks one.
+
+    Never one that several places may share: each would be looked for from the same start.
+    """
     need = Counter(p.facts.operation for p in pattern.nodes.values())
     if any(len(index.by_operation.get(operation, ())) < count for operation, count in need.items()):
         return None
-    return min(have, key=lambda n: have[n])
+    own = [n for n, p in pattern.nodes.items() if n.target not in _SHAREABLE] or list(pattern.nodes)
+    return min(own, key=lambda n: len(index.by_operation[pattern.nodes[n].facts.operation]))
 
 
 def _shared(region: Sequence[Node], outputs: Sequence[Node]) -> list[Node]:

@@ -95,6 +95,22 @@ def resolve_model(name: str, *, trust_remote_code: bool = False) -> ModelSource:
     return ModelSource(name, "hub", config, trust_remote_code)
 
 
+def causal_model_types() -> tuple[str, ...]:
+    """Every model type for which transformers has a causal language model class."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+
+
+def configuration(model_type: str, fields: Mapping[str, Any]) -> PreTrainedConfig:
+    """The configuration of a transformers model type with some of its fields given.
+
+    Raises:
+        UnknownModelError: There is no such type, or no causal language model for it, or the fields are refused.
+    """
+    return _from_fields(model_type, {**fields, "model_type": model_type})
+
+
 def _from_table(name: str) -> PreTrainedConfig:
     return _from_fields(name, shipped_models()[name])
 
@@ -157,7 +173,9 @@ def _causal_config(name: str, config: PreTrainedConfig, *, trust: bool = False) 
         return config
     with _config_errors(name):
         text = config.get_text_config(decoder=True)
-    for candidate in (text, config):
+    # Of a flat encoder-decoder the text part is a copy under changed names, which its own classes do not read.
+    parts = (config,) if text.model_type == config.model_type else (text, config)
+    for candidate in parts:
         if candidate.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             return candidate
     raise UnknownModelError(

@@ -206,6 +206,9 @@ def _probe_pairs(definition: Definition) -> Iterator[tuple[_Probe, _Probe]]:
                 yield _Probe(3, low, wide, equal), _Probe(5, other, wide, equal)
 
 
+#: The last resort, for operations that can be traced in bfloat16 alone.
+_ONE_DTYPE = (_Probe(3, torch.bfloat16), _Probe(5, torch.bfloat16))
+
 _SUM = re.compile(r"^(\w+) == (\w+) \+ (\w+)$")
 _EQUALS = re.compile(r"^(\w+) == (?:(\d+) \* )?(\w+)$")
 _DIVIDES = re.compile(r"^(\w+) % (\w+) == 0$")
@@ -260,7 +263,9 @@ def patterns_of(inventory: Inventory, name: str) -> tuple[Pattern, ...]:
     found: dict[tuple[Any, ...], Pattern] = {}
     for form in forms_of(inventory, name):
         built, failure = 0, None
-        for pair in _probe_pairs(definition):
+        for pair in (*_probe_pairs(definition), _ONE_DTYPE):
+            if built and pair is _ONE_DTYPE:
+                continue
             try:
                 pattern = _build(definition, form, pair)
             except PatternError as error:

@@ -47,6 +47,7 @@ _INSTALLED = "/site-packages/"
 _LIBRARIES = (
     "sympy/", "mpmath/", "networkx/", "numpy/", "jinja2/", "filelock/", "fsspec/", "typing_extensions.py",
     "transformers/configuration_utils.py", "transformers/integrations/heterogeneity/",
+    "transformers/exporters/", "_distutils_hack/",
 )  # fmt: skip
 _MAX_ITEMS = 64
 _GENERATOR_FLAGS = 0x20 | 0x80 | 0x100 | 0x200
@@ -455,9 +456,15 @@ def record(
 
     Returns:
         The captured graph, not normalised, and the record of it.
-    """
-    from tilegym_fx.export import export_module
 
-    with recording() as recorder:
-        exported = export_module(module, args, kwargs)
-    return exported, recorder.finish(module, exported.graph_module.graph, exported.parameters)
+    Raises:
+        ExportError: The call cannot be traced.
+    """
+    from tilegym_fx.export import Holes, export_module, with_holes
+
+    def attempt(holes: Holes) -> tuple[ExportedGraph, Provenance]:
+        with recording() as recorder:
+            exported = export_module(module, args, kwargs, holes=holes)
+        return exported, recorder.finish(module, exported.graph_module.graph, exported.parameters)
+
+    return with_holes(module, (args, dict(kwargs or {})), attempt)

@@ -16,8 +16,19 @@ pytestmark = pytest.mark.gpu
 WIDTHS = ({"H": 576, "I": 1536, "K": 576, "M": 192}, {"H": 2880, "I": 2880, "K": 2880, "M": 517},
           {"H": 4544, "I": 4544, "K": 130, "M": 50257}, {"H": 8192, "I": 14336, "K": 4096, "M": 1024})  # fmt: skip
 ROW_COUNTS = (1, 3, 16, 130)
-HEADS = ({"D": 64, "Hq": 9, "Hk": 3}, {"D": 80, "Hq": 8, "Hk": 8}, {"D": 96}, {"D": 128, "Hq": 8, "Hk": 1}, {"D": 256})
-LENGTHS = ({"S": 1, "T": 1, "L": 2}, {"S": 1, "T": 700, "L": 701}, {"S": 77, "T": 77, "L": 154}, {"S": 260, "T": 260, "L": 520})
+HEADS = (
+    {"D": 64, "Hq": 9, "Hk": 3},
+    {"D": 80, "Hq": 8, "Hk": 8},
+    {"D": 96},
+    {"D": 128, "Hq": 8, "Hk": 1},
+    {"D": 256},
+)
+LENGTHS = (
+    {"S": 1, "T": 1, "L": 2},
+    {"S": 1, "T": 700, "L": 701},
+    {"S": 77, "T": 77, "L": 154},
+    {"S": 260, "T": 260, "L": 520},
+)
 
 
 def cases(name: str, dtype: torch.dtype) -> list[dict[str, int]]:
@@ -47,9 +58,13 @@ def test_kernel_agrees_with_float64(name: str, dtype: torch.dtype) -> None:
     for sizes in cases(name, dtype):
         for rows in ROWS:
             for weights in WEIGHTS if rows == "ordinary" else ("as trained",):
-                inputs = make_inputs(name, dtype, rows, weights, {k: v for k, v in sizes.items() if k in SIZES})
+                inputs = make_inputs(
+                    name, dtype, rows, weights, {k: v for k, v in sizes.items() if k in SIZES}
+                )
                 ratio = worst(run, name, inputs, dtype)
-                assert ratio <= 1, f"{sizes}, rows {rows}, weights {weights}: {ratio:.2f} times the rounding error"
+                assert ratio <= 1, (
+                    f"{sizes}, rows {rows}, weights {weights}: {ratio:.2f} times the rounding error"
+                )
     assert dict(ops.fallbacks()) == before, "a kernel was not used"
 
 

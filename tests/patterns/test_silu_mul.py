@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from pass_checks import BATCH, BF16, LENGTH, check_pass, everywhere, rand
+from pass_checks import BATCH, LENGTH, check_pass, everywhere, rand
 from torch import nn
 
 NAME = "silu_mul"
+
+
+def up_last(gate: Any, up: Any) -> Any:
+    return F.silu(gate) * up
 
 
 def up_first(gate: Any, up: Any) -> Any:
@@ -36,12 +40,10 @@ def test_any_shape(shape: tuple[int, ...]) -> None:
 
 def test_the_activated_branch_is_the_gate() -> None:
     """Gate and up are told apart by what is computed, not by their order."""
-    for code in (lambda a, b: F.silu(a) * b, lambda a, b: F.silu(b) * a):
+    for code, activated in ((up_last, "arg0_1"), (lambda a, b: F.silu(b) * a, "arg1_1")):
         outcome = check_pass(code, [rand(5, 48), rand(5, 48, seed=1)], {NAME: 1})
         gate = outcome.chosen[0].match.inputs["gate"]
-        assert isinstance(gate, torch.fx.Node)
-        assert F.silu(torch.ones(1)) is not None
-        assert gate.op == "placeholder"
+        assert str(gate) == activated
 
 
 def test_gate_and_up_are_one_value() -> None:
@@ -68,7 +70,7 @@ def plus_one(gate: Any, up: Any) -> Any:
     return F.silu(gate) * (up + 1)
 
 
-@pytest.mark.parametrize("code", [quick_gelu, lambda g, u: F.relu(g) * u, lambda g, u: F.silu(g) + u])
+@pytest.mark.parametrize("code", [quick_gelu, lambda g, u: F.sigmoid(g) * u, lambda g, u: F.silu(g) + u])
 def test_near_miss(code: Callable[..., Any]) -> None:
     check_pass(code, [rand(5, 48), rand(5, 48, seed=1)], {}, left=None)
 
@@ -108,4 +110,3 @@ def test_bf16_is_the_definitions_own_dtype() -> None:
     assert check_pass(up_first, [rand(5, 48), rand(5, 48, seed=1)], {NAME: 1}).chosen[0].match.kind == "exact"
     inputs = [rand(5, 48, dtype=torch.float16), rand(5, 48, dtype=torch.float16, seed=1)]
     assert check_pass(up_first, inputs, {NAME: 1}).chosen[0].match.kind == "compatible"
-    assert BF16 is torch.bfloat16

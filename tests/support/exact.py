@@ -231,44 +231,104 @@ def _attend(r: Rounding, q: Any, k: Any, v: Any, bias: Any, scale: float) -> Any
     return (((weights @ v).transpose(1, 2), tolerance.transpose(1, 2)),)
 
 
-@exact("gqa_attention")
+@exact("sink_attention_masked", "sink_attention_step")
+def _sink_attention(r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, sinks: Any, scale: float) -> Any:
+    """The sink is a key that gives its score whatever the query, and a value of zero."""
+    sink = sinks[:, None, None].expand(q.shape[0], -1, q.shape[2], 1)
+    return _attend_eagerly(r, q, k, v, mask, lambda scores: scores * scale, sink)
+
+
+@exact("softcap_attention_masked")
+def _softcap_attention(
+    r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, scale: float, softcap: float
+) -> Any:
+    return _attend_eagerly(r, q, k, v, mask, lambda scores: softcap * torch.tanh(scores * scale / softcap), None)
+
+
+def _attend_eagerly(
+    r: Rounding, q: Any, k: Any, v: Any, mask: Any, score: Callable[[Any], Any], sink: Any
+) -> Any:
+    """Tolerance: eight roundings of scores no larger than `score(|q| |k|)`, as eager code makes them."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    size = score(q.abs() @ k.abs().transpose(-1, -2)).amax(-1, keepdim=True)
+    scores = score(q @ k.transpose(-1, -2))
+    largest = scores.abs().amax(-1, keepdim=True)
+    largest = largest + torch.where(mask > -1e4, mask.abs(), 0.0).amax(-1, keepdim=True)
+    scores = scores + mask
+    if sink is not None:
+        scores, largest = torch.cat((scores, sink), -1), largest + sink.abs()
+    weights = torch.softmax(scores, -1)[..., : k.shape[-2]]
+    relative = torch.expm1(2 * (8 * r.relative * largest + 16 * ROUNDED32 * size))
+    relative = relative + 3 * r.relative + k.shape[-2] * ROUNDED32
+    tolerance = relative * (weights @ v.abs()) + k.shape[-2] * r.step * v.abs().amax(-2, keepdim=True) + r.step
+    return (((weights @ v).transpose(1, 2), tolerance.transpose(1, 2)),)
+
+
+@exact("gqa_attention", "mla_attention")
 def _gqa(r: Rounding, name: str, q: Any, k: Any, v: Any, scale: float) -> Any:
     return _attend(r, q, k, v, torch.zeros((), dtype=torch.float64), scale)
 
 
-@exact("gqa_attention_causal")
+@exact("gqa_attention_causal", "mla_attention_causal")
 def _gqa_causal(r: Rounding, name: str, q: Any, k: Any, v: Any, scale: float) -> Any:
     seen = torch.arange(k.shape[2]) <= torch.arange(q.shape[2])[:, None]
     return _attend(r, q, k, v, torch.where(seen, 0.0, -math.inf).double(), scale)
 
 
-@exact("gqa_attention_masked")
+@exact("gqa_attention_masked", "mla_attention_masked")
 def _gqa_masked(r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any:
     bias = torch.where(mask, 0.0, -math.inf).double() if mask.dtype == torch.bool else mask
     return _attend(r, q, k, v, bias, scale)
 
 
 @exact("experts_silu", "experts_silu_fp32")
-def _experts(
+def _experts_silu(
     r: Rounding, name: str, hidden_states: Any, top_k_index: Any, top_k_weights: Any, gate_up_proj: Any, down_proj: Any
 ) -> Any:
-    """Tolerance: the roundings of gate, up, their gated product and each expert's result, carried through."""
-    gate_up_proj, down_proj = gate_up_proj[top_k_index], down_proj[top_k_index]
-    x = hidden_states[:, None, :, None]
-    both, size = (gate_up_proj @ x).squeeze(-1), (gate_up_proj.abs() @ x.abs()).squeeze(-1)
-    (gate, up), (gate_size, up_size) = both.chunk(2, -1), size.chunk(2, -1)
+    both, error = _projected(r, gate_up_proj[top_k_index], hidden_states[:, None])
+    (gate, up), (gate_error, up_error) = both.chunk(2, -1), error.chunk(2, -1)
     opened = gate * torch.sigmoid(gate)
-    steps = x.shape[-2] * ROUNDED32
-    gate_error = 1.1 * (r.relative * gate.abs() + steps * gate_size) + r.relative * opened.abs() + r.step
-    up_error = r.relative * up.abs() + steps * up_size + r.step
-    gated = opened * up
-    error = gate_error * (up.abs() + up_error) + opened.abs() * up_error + r.relative * gated.abs() + r.step
-    error = error + gated.shape[-1] * ROUNDED32 * gated.abs()
-    value = (down_proj @ gated[..., None]).squeeze(-1)
-    error = (down_proj.abs() @ error[..., None]).squeeze(-1) + r.relative * value.abs() + r.step
-    factor = top_k_weights[..., None]
-    weighted = value * factor
-    error = 1.01 * error * factor.abs() + r.relative * weighted.abs() + r.step
+    gated, error = _product(r, opened, 1.1 * gate_error + r.relative * opened.abs(), up, up_error)
+    return _combined(r, down_proj[top_k_index], gated, error, top_k_weights)
+
+
+@exact("experts_clamped")
+def _experts_clamped(
+    r: Rounding, name: str, hidden_states: Any, top_k_index: Any, top_k_weights: Any,
+    gate_up_proj: Any, gate_up_proj_bias: Any, down_proj: Any, down_proj_bias: Any, alpha: float, limit: float,
+) -> Any:  # fmt: skip
+    both, error = _projected(r, gate_up_proj[top_k_index].transpose(-1, -2), hidden_states[:, None])
+    both = both + gate_up_proj_bias[top_k_index]
+    error = error + r.relative * (both.abs() + limit)
+    gate, up = both[..., ::2].clamp(max=limit), both[..., 1::2].clamp(-limit, limit)
+    slope = torch.sigmoid(alpha * gate)
+    opened = gate * slope
+    opened_error = 1.2 * error[..., ::2] + r.relative * (3 + alpha * gate.abs()) * opened.abs()
+    gated, error = _product(r, opened, opened_error, up + 1, error[..., 1::2] + r.relative * (up + 1).abs())
+    return _combined(
+        r, down_proj[top_k_index].transpose(-1, -2), gated, error, top_k_weights, down_proj_bias[top_k_index]
+    )
+
+
+def _projected(r: Rounding, weight: Any, x: Any) -> tuple[Any, Any]:
+    """weight x, and how far one rounding and the float32 sum may lead from it."""
+    value = (weight @ x[..., None]).squeeze(-1)
+    size = (weight.abs() @ x.abs()[..., None]).squeeze(-1)
+    return value, r.relative * value.abs() + x.shape[-1] * ROUNDED32 * size + r.step
+
+
+def _product(r: Rounding, a: Any, a_error: Any, b: Any, b_error: Any) -> tuple[Any, Any]:
+    value = a * b
+    return value, a_error * (b.abs() + b_error) + a.abs() * b_error + r.relative * value.abs() + r.step
+
+
+def _combined(r: Rounding, down: Any, gated: Any, error: Any, weights: Any, bias: Any = 0.0) -> Any:
+    """The weighted sum over a token's experts: errors so far go through the down projection."""
+    value, own = _projected(r, down, gated)
+    value = value + bias
+    error = own + (down.abs() @ error[..., None]).squeeze(-1) + r.relative * value.abs()
+    weighted = value * weights[..., None]
+    error = 1.01 * error * weights[..., None].abs() + r.relative * weighted.abs() + r.step
     out = weighted.sum(1)
     return ((out, error.sum(1) + r.relative * out.abs() + 8 * ROUNDED32 * weighted.abs().sum(1) + r.step),)
 

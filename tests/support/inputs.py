@@ -28,8 +28,10 @@ SIZES = {
     "M": 56,
     "R": 8,
     "E": 5,
+    "V": 24,
 }
 HEADS: tuple[dict[str, int], ...] = ({}, {"Hk": 6}, {"Hk": 1}, {"S": 1, "T": 13})
+SCALARS = {"scale": 0.3, "softcap": 3.0, "alpha": 1.7, "limit": 1.5}
 #: The axis that an integer input indexes.
 INDEXED = {"top_k_index": "E"}
 WEIGHTS = {"as trained": 1.0, "near zero": 1e-3}
@@ -49,7 +51,7 @@ def make_inputs(
     inputs: dict[str, Any] = {}
     for key, spec in definition.inputs.items():
         if spec.shape is None:
-            inputs[key] = 0.3 if key == "scale" else 1e-6
+            inputs[key] = SCALARS.get(key, 1e-6)
             continue
         shape = [axes[a] for a in spec.shape]
         if spec.dtype in ("int64", "int32"):
@@ -67,6 +69,7 @@ def make_inputs(
             angles = torch.arange(axes["S"])[:, None] / 10 ** torch.linspace(0, 4, shape[-1] // 2)
             value = getattr(angles, key)().repeat(1, 2).expand(shape)
         elif key == "mask":
+            float_mask = float_mask or spec.dtype != "bool"
             seen = torch.rand(shape, generator=random) < 0.6
             seen[..., 0] = True
             value = torch.where(seen, value, torch.finfo(dtype).min) if float_mask else seen

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tilegym_fx.backend import tilegym_fx_backend
 from tilegym_fx.errors import UsageError
 
 from .cases import Variant
@@ -58,11 +59,10 @@ def patch_model(variant: Variant, model: nn.Module) -> None:
 
 def compile_options(variant: Variant, *, tiny: bool) -> dict[str, Any]:
     """Arguments of ``torch.compile``; a tiny model is captured and rewritten, but not compiled."""
-    ours = variant.patch == "backend"
+    ours: dict[str, Any] = {"backend": tilegym_fx_backend} if variant.patch == "backend" else {}
     if tiny:
-        return {"backend": "tilegym_fx", "options": {"inner": "eager"}} if ours else {"backend": "aot_eager"}
-    options: dict[str, Any] = {"backend": "tilegym_fx"} if ours else {}
-    return {**options, "mode": "reduce-overhead"} if variant.mode == "graphs" else options
+        return {**ours, "options": {"inner": "eager"}} if ours else {"backend": "aot_eager"}
+    return {**ours, "mode": "reduce-overhead"} if variant.mode == "graphs" else ours
 
 
 def forward_of(variant: Variant, model: nn.Module, *, tiny: bool) -> Callable[..., Any]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .cases import VARIANTS
 from .results import Result, Samples, speedup, subject
 
 _COLUMNS = ("phase", "variant", "GPU ms", "spread", "wall ms", "spread", "tokens/s", "x GPU", "x wall",
             "coverage", "ready s", "peak GB")  # fmt: skip
 _TEXT_COLUMNS = 2
 _KERNELS_SHOWN = 12
+_NAME_WIDTH = 90
+#: A variant that replays CUDA graphs keeps the GPU busy for at least this share of a step.
+_BUSY = 0.8
 
 
 def table_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
@@ -44,7 +48,7 @@ def kernel_rows(result: Result) -> list[tuple[str, ...]]:
     total = sum(kernel.seconds for kernel in result.kernels)
     return [
         (f"{1e3 * k.seconds:.3f}", f"{k.seconds / total:.1%}", f"{k.count:g}",
-         "ours" if k.is_ours else "", k.name)
+         "ours" if k.is_ours else "", k.name[:_NAME_WIDTH])
         for k in result.kernels[:_KERNELS_SHOWN]
     ]  # fmt: skip
 
@@ -94,6 +98,17 @@ def remarks(results: Sequence[Result]) -> Iterator[str]:
             yield f"{where}: {count} calls ran a reference: {op}"
         if result.note:
             yield f"{where}: {result.note}"
+        yield from _idleness(result)
+
+
+def _idleness(result: Result) -> Iterator[str]:
+    """Whether a variant that should replay CUDA graphs seems not to."""
+    if VARIANTS[result.variant].mode != "graphs" or result.gpu is None or not result.kernels:
+        return
+    busy = sum(kernel.seconds for kernel in result.kernels) / result.gpu.median
+    if busy < _BUSY:
+        where = f"{result.case} {result.variant}"
+        yield f"{where}: the GPU is busy for {busy:.0%} only: was the graph captured at all?"
 
 
 def _errors(results: Sequence[Result]) -> Iterator[str]:

@@ -24,6 +24,9 @@ from .job import Job
 from .results import Result, as_json
 from .worker import Worker
 
+#: How much of what a worker printed is shown when it crashes.
+_LINES_SHOWN = 25
+
 Message = dict[str, Any]
 Sink = Callable[[Message], None]
 
@@ -81,11 +84,9 @@ class Child:
             message: Message = json.loads(line)
             return message
         self._process.wait()
-        log = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return {
-            "kind": "refused",
-            "why": f"ended with status {self._process.returncode}: {(log or ['no message'])[-1]}",
-        }
+        log = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no message"]
+        print("\n".join(log[-_LINES_SHOWN:]), file=sys.stderr)
+        return {"kind": "refused", "why": f"ended with status {self._process.returncode}: {log[-1]}"}
 
     def end(self) -> None:
         """Stop it with all that it started."""

@@ -104,10 +104,13 @@ def host_time(call: Callable[[], object], *, repeats: int = 300) -> float:
 
 
 def copy_rate(size: int = 1 << 30) -> float:
-    """Bytes per second, read plus written, of a large copy: the ceiling of memory-bound kernels."""
+    """Bytes per second, read plus written, of a large copy: the ceiling of memory-bound kernels.
+
+    Not inside a graph: an H200 copied 2770 GB/s there, and 4250 GB/s when asked directly.
+    """
     source = torch.empty(size, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
-    return 2 * size / median_time([lambda: target.copy_(source)], rounds=11).median
+    return 2 * size / median_time([lambda: target.copy_(source)], rounds=11, graph=False).median
 
 
 def _captured(sequence: Sequence[Callable[[], object]]) -> Callable[[], None]:

@@ -14,14 +14,14 @@ from torch import fx, nn
 
 from ..provenance import Provenance
 from ..results import Match, PlannedMatch, Rejection, Site
-from .collect import Collection, Placed
+from .collect import Alike, Collection, Placed
 from .outcome import Refusal
 from .outputs import Replacement
 from .place import place
 from .regions import Names
 from .write import Header, write
 
-__all__ = ["EmitResult", "Header", "Written", "emit", "why_not"]
+__all__ = ["Alike", "EmitResult", "Emitter", "Header", "Written", "emit", "why_not"]
 
 
 @dataclass(frozen=True)
@@ -91,28 +91,71 @@ def emit(
         provenance: The record of the export that the Matches were found in.
         model: The module that was exported.
         header: What the head of the text says; by default the model's class and the installed versions.
-        more: Further captures of the same model (cached decode, a padded batch) with their Matches. A
-        place that
-            depends on a condition gets one branch per capture.
+        more: Further captures of the same model (cached decode) with their Matches. A place that depends on a
+            condition gets one branch per capture.
 
     Returns:
         The text and what became of each Match.
     """
-    collection = Collection(model)
-    refused: list[Rejection] = []
-    solutions: dict[str, str | None] = {}
+    emitter = Emitter(model)
     for planned, record in ((matches, provenance), *more):
+        emitter.add(planned, record)
+    return emitter.result(header)
+
+
+class Emitter:
+    """Takes in one capture of a model after the other, and writes them all into one text.
+
+    Args:
+        model: The module whose methods are rewritten.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._collection = Collection(model)
+        self._refused: list[Rejection] = []
+        self._solutions: dict[str, str | None] = {}
+
+    def add(self, planned: Sequence[PlannedMatch | Match], record: Provenance) -> None:
+        """Takes in the Matches of a capture of the whole model, in graph order."""
         for item in planned:
-            match, solution = (item.match, item.solution) if isinstance(item, PlannedMatch) else (item, None)
+            match = item.match if isinstance(item, PlannedMatch) else item
             try:
-                collection.add(_placed(match, record))
-                solutions.setdefault(match.definition, solution)
+                self._collection.add(_placed(match, record))
+                self._note_solution(item)
             except Refusal as refusal:
-                refused.append(_rejection(match, str(refusal), record))
-        for placed, reason in collection.settle(record):
-            refused.append(_rejection(placed.made.match, reason, record))
-    text = write(collection, header or Header.of(model), solutions)
-    return EmitResult(text, tuple(_written(placed) for placed in collection.placed), tuple(refused))
+                self._refused.append(_rejection(match, str(refusal), record))
+        self._settle(record)
+
+    def _settle(self, record: Provenance) -> None:
+        for placed, reason in self._collection.settle(record):
+            self._refused.append(_rejection(placed.made.match, reason, record))
+
+    def _note_solution(self, item: PlannedMatch | Match) -> None:
+        match, solution = (item.match, item.solution) if isinstance(item, PlannedMatch) else (item, None)
+        self._solutions.setdefault(match.definition, solution)
+
+    def conditional(self) -> list[Alike]:
+        """The methods that choose between a kernel and their author's code, one for all modules alike.
+
+        What a kernel is used for there depends on how the model is called: a batch with padding goes another
+        way than one without. A capture of one module of each group, called in that way, tells for all of them.
+        """
+        return self._collection.conditional()
+
+    def add_alike(self, alike: Alike, planned: Sequence[PlannedMatch | Match], record: Provenance) -> None:
+        """Takes in what a capture of one module alone has found for the method of a group."""
+        for item in planned:
+            match = item.match if isinstance(item, PlannedMatch) else item
+            try:
+                if self._collection.add_alike(alike, _placed(match, record), record):
+                    self._note_solution(item)
+            except Refusal as refusal:
+                self._refused.append(_rejection(match, str(refusal), record))
+
+    def result(self, header: Header | None = None) -> EmitResult:
+        """The text and what became of each Match."""
+        text = write(self._collection, header or Header.of(self._collection.model), self._solutions)
+        return EmitResult(text, tuple(_written(placed) for placed in self._collection.placed), tuple(self._refused))
 
 
 def _placed(match: Match, provenance: Provenance) -> Replacement:

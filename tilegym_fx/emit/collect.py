@@ -4,7 +4,7 @@ text."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -12,7 +12,7 @@ from torch import nn
 from ..provenance import Call, Provenance
 from .outcome import Refusal
 from .outputs import Replacement
-from .owner import Owner
+from .owner import Owner, reach
 from .render import Edit, edit_of, merge
 from .source import FunctionSource
 from .values import view
@@ -43,6 +43,23 @@ class Method:
             if all(placed.edit is not edit for edit in found):
                 found.append(placed.edit)
         return sorted(found, key=lambda e: (e.anchor.lineno, e.anchor.col_offset))
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Modules of one class whose method is rewritten in the same way under the same conditions.
+
+    Attributes:
+        module: One of them.
+        path: Its path.
+        others: The others.
+        name: The method.
+    """
+
+    module: nn.Module
+    path: str
+    others: tuple[nn.Module, ...]
+    name: str
 
 
 class Collection:
@@ -85,6 +102,34 @@ class Collection:
         method.placed.append(Placed(made, edit, path))
         self.methods[key] = method
 
+    def conditional(self) -> list[Alike]:
+        """The methods with a condition, grouped by what is written into them and what it depends on."""
+        groups: dict[Any, list[nn.Module]] = {}
+        for (_, name), method in self.methods.items():
+            if any(edit.guarded for edit in method.edits):
+                groups.setdefault((method.owner.cls, name, _text_key(method)), []).append(method.owner.module)
+        return [
+            Alike(modules[0], self.paths[id(modules[0])], tuple(modules[1:]), key[1])
+            for key, modules in groups.items()
+        ]
+
+    def add_alike(self, alike: Alike, made: Replacement, provenance: Provenance) -> bool:
+        """Takes a further branch of a method in, for every module of a group; False if it is none of that.
+
+        Raises:
+            Refusal: If it cannot stand beside what is there.
+        """
+        owner = made.owner
+        if owner.module is not alike.module or owner.name != alike.name or not made.facts.guards:
+            return False
+        self.add(made)
+        if self.settle(provenance):
+            raise Refusal("the same method runs more than once and only some runs match")
+        for module in alike.others:
+            if _holds(made, module):
+                self.add(replace(made, owner=replace(owner, module=module)))
+        return True
+
     def settle(self, provenance: Provenance) -> list[tuple[Placed, str]]:
         """Takes out what not every run of its statement in this capture agrees with. Gives those, with
         reasons."""
@@ -107,6 +152,24 @@ class Collection:
             if not method.placed:
                 del self.methods[key]
         return dropped
+
+
+def _text_key(method: Method) -> Any:
+    """What tells the new text of a method, and the conditions for its use, from another's."""
+    edits = tuple((e.anchor, e.removed, e.idle, tuple(e.arms)) for e in method.edits)
+    facts = [placed.made.facts for placed in method.placed]
+    return edits, repr([[f.constants, f.modules, f.dtypes] for f in facts])
+
+
+def _holds(made: Replacement, module: nn.Module) -> bool:
+    """Whether what one module was found to be is true of another."""
+    facts = made.facts
+    held = {path: reach(module, path) for path in facts.constants}
+    return (
+        all(type(held[path]) is type(value) and held[path] == value for path, value in facts.constants.items())
+        and all(type(reach(module, path)) is cls for path, cls in facts.modules.items())
+        and all(str(getattr(reach(module, p), "dtype", None)) == dtype for p, dtype in facts.dtypes.items())
+    )
 
 
 def _ran(provenance: Provenance, call: Call, edit: Edit) -> bool:

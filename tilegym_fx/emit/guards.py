@@ -21,6 +21,7 @@ from ..provenance import OPAQUE, Call, NodeRef
 from .conditions import PLAIN, Conditions, is_not, unparse, wrapped
 from .flow import target_names
 from .outcome import Refusal
+from .owner import hooks_of
 from .scope import SHAPE_METHODS, Scope
 from .values import View, view
 
@@ -207,6 +208,8 @@ class Inspector(Conditions):
             raise Refusal(
                 f"the module called in {scope.at.where()} is no part of the rewritten function's own"
             )
+        if hooks_of(module):
+            raise Refusal(f"`{unparse(lifted)}` has a hook, which would no longer run")  # type: ignore[arg-type]
         self.facts.modules[".".join(path)] = type(module)
 
     def _inside(self, child: Call, expr: ast.Call, scope: Scope) -> None:

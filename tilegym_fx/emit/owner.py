@@ -18,6 +18,7 @@ from .values import View
 
 #: Packages whose modules wrap a model's own; their code is not the model's.
 WRAPPERS = ("torch", "peft", "accelerate", "bitsandbytes", "torchao", "deepspeed", "kernels")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _DECORATORS_FROM = ("torch", "transformers", "functools", "typing")
 
 
@@ -53,10 +54,26 @@ def owner_of(view: View) -> Owner:
     if package in WRAPPERS:
         raise Refusal(f"{where} belongs to {package}")
     name, definer = _find(cls, name, view)
+    if name in vars(module):
+        raise Refusal(f"{cls.__name__} has a {name} of its own, put there by another library")
     _check_text(view)
     if "<locals>" in definer.__qualname__:
         raise Refusal(f"class {definer.__name__} is local to a function, so an emitted file cannot import it")
     return Owner(module, cls, definer, name)
+
+
+def hooks_of(module: Any) -> list[str]:
+    """What other code has put around the calls of a module: names of its tables of hooks, or `forward`."""
+    own = ["forward"] if "forward" in vars(module) else []
+    return own + [name for name in _HOOKS if getattr(module, name, None)]
+
+
+def reach(module: Any, path: str) -> Any:
+    """What a path of attributes and indices below a module leads to; None if it leads nowhere."""
+    held = module
+    for part in path.split("."):
+        held = held[int(part)] if part.isdigit() and not hasattr(held, part) else getattr(held, part, None)
+    return held
 
 
 def _find(cls: type, name: str, view: View) -> tuple[str, type]:

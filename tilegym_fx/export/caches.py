@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -10,21 +12,58 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from tilegym_fx.errors import ExportError
+
+_EXPORTER = "transformers.exporters.exporter_dynamo"
 #: Names of the cache among the arguments and the results of a model, newest first.
-CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state", "mems")
 
 
 def register(model: nn.Module) -> None:
     """Let ``torch.export`` take and return the caches of a model, through transformers' own exporters."""
-    from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
+    _exporter().register_cache_pytrees_for_model(cast(Any, model))
 
-    register_cache_pytrees_for_model(cast(Any, model))
+
+def _exporter() -> Any:
+    """The module of transformers' own exporter for ``torch.export``.
+
+    Importing it imports its siblings for other formats. Where the packages of those are installed and broken,
+    it is imported once more as if they were not there.
+    """
+    from transformers.utils import import_utils
+
+    try:
+        return importlib.import_module(_EXPORTER)
+    except (ImportError, AttributeError):
+        for name in [n for n in sys.modules if n.startswith("transformers.exporters")]:
+            del sys.modules[name]
+        original = import_utils.is_onnxscript_available
+        import_utils.is_onnxscript_available = lambda: False
+        try:
+            return importlib.import_module(_EXPORTER)
+        finally:
+            import_utils.is_onnxscript_available = original
 
 
 def cache_name(model: nn.Module) -> str | None:
     """Name of the argument that takes the cache, or None when the model takes none."""
     accepted = inspect.signature(model.forward).parameters
     return next((name for name in CACHE_NAMES if name in accepted), None)
+
+
+def cache_of(model: nn.Module, results: Any) -> tuple[str, Any]:
+    """The argument of a model that takes a cache, and the cache among the results of a call.
+
+    Raises:
+        ExportError: The model takes none, or has returned none.
+    """
+    name = cache_name(model)
+    if name is None:
+        raise ExportError(f"{type(model).__name__} takes no cache", advice="Scan its prefill phase alone")
+    cache = next((value for key in CACHE_NAMES if (value := getattr(results, key, None)) is not None), None)
+    if cache is None:
+        raise ExportError(f"{type(model).__name__} returns no cache", advice="Scan its prefill phase alone")
+    return name, cache
 
 
 @contextmanager

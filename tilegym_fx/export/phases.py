@@ -7,7 +7,7 @@ import inspect
 import time
 from contextlib import nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -23,30 +23,52 @@ if TYPE_CHECKING:
 
 
 def build(
-    config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16, *, trust_remote_code: bool = False
+    config: PreTrainedConfig,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    trust_remote_code: bool = False,
+    device: str = "meta",
 ) -> nn.Module:
-    """The causal language model of a configuration on ``meta``, in eval mode: all shapes, no memory.
+    """The model of a configuration in eval mode; on ``meta`` it has all shapes and takes no memory.
+
+    It is the causal language model of that type where there is one, else the encoder-decoder with a language
+    model head, else the bare model, as encoders are.
 
     Args:
         config: What :func:`tilegym_fx.model_source.resolve_model` gave.
         dtype: Dtype of the parameters. Buffers that a model keeps in float32, such as ``inv_freq``, stay so.
         trust_remote_code: Allow code that comes with the configuration to be executed.
+        device: Where the parameters are; elsewhere than on ``meta`` they get the model's own random values.
 
     Raises:
         UnknownModelError: The model cannot be built from this configuration.
     """
-    from transformers import AutoModelForCausalLM
-
     try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        with torch.device(device):
+            model = _from_config(config, dtype, trust_remote_code)
     except MODEL_ERRORS as error:
         raise UnknownModelError(
             f"no {config.model_type!r} model can be built from this configuration: {describe(error)}",
             advice="Check the sizes in its config.json",
         ) from error
-    built: nn.Module = model.eval()
-    return built
+    return model.eval()
+
+
+def _from_config(config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:
+    """A model without weights, of the first kind that transformers has for a configuration."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    def is_known_to(kind: Any) -> bool:
+        return type(config) in kind._model_mapping or kind.__name__ in (getattr(config, "auto_map", None) or {})
+
+    kind = next((k for k in (AutoModelForCausalLM, AutoModelForSeq2SeqLM) if is_known_to(k)), AutoModel)
+    if type(config) in kind._model_mapping:
+        wanted = kind._model_mapping[type(config)]
+        parts = [vars(config).get(name) for name in getattr(config, "sub_configs", {})]
+        part = next((p for p in parts if p is not None and type(p) is wanted.config_class), None)
+        if part is not None:  # the class wants a part of a composite configuration
+            return cast(nn.Module, wanted._from_config(part, dtype=dtype))
+    return cast(nn.Module, kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code))
 
 
 def export_phase(model: nn.Module, phase: Phase, batch: int = 1, seq: int = 2048) -> ExportedGraph:
@@ -121,8 +143,7 @@ def _check_length(model: nn.Module, phase: Phase, seq: int) -> None:
 
 def _filled_cache(model: nn.Module, prompt: torch.Tensor, kwargs: dict[str, Any]) -> tuple[str, Any]:
     """The argument that takes a cache, and the cache that a prompt leaves; nothing is computed."""
-    name = caches.cache_name(model)
-    if name is None:
+    if caches.cache_name(model) is None:
         raise ExportError(f"{type(model).__name__} takes no cache", advice="Scan its prefill phase alone")
     on_meta = prompt.device.type == "meta"
     mode = nullcontext() if on_meta else FakeTensorMode(allow_non_fake_inputs=True)
@@ -131,9 +152,4 @@ def _filled_cache(model: nn.Module, prompt: torch.Tensor, kwargs: dict[str, Any]
             results = model(input_ids=prompt, **kwargs)
     except MODEL_ERRORS as error:
         raise ExportError(f"{type(model).__name__} cannot fill its cache: {describe(error)}") from error
-    cache = next(
-        (value for key in caches.CACHE_NAMES if (value := getattr(results, key, None)) is not None), None
-    )
-    if cache is None:
-        raise ExportError(f"{type(model).__name__} returns no cache", advice="Scan its prefill phase alone")
-    return name, cache
+    return caches.cache_of(model, results)

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from tilegym_fx.errors import ExportError
+from tilegym_fx.export.holes import Holes, with_holes
 from tilegym_fx.export.regions import drop_capture_noise, flatten_regions
 from tilegym_fx.results import Phase
 
@@ -40,6 +41,7 @@ class ExportedGraph:
         parameters: Placeholder -> name of the parameter or buffer in the module. Of the placeholders of a
             tied weight one is read.
         stages: Wall time of each step, adding up to ``seconds``.
+        holes: Class of a block that could not be traced and is one opaque operation -> why.
     """
 
     graph_module: GraphModule
@@ -48,6 +50,7 @@ class ExportedGraph:
     model: nn.Module
     parameters: Mapping[str, str]
     stages: Mapping[str, float]
+    holes: Mapping[str, str] = field(default_factory=dict)
 
 
 def export_module(
@@ -57,8 +60,9 @@ def export_module(
     *,
     phase: Phase = "prefill",
     dynamic_shapes: Any = None,
+    holes: Holes | None = None,
 ) -> ExportedGraph:
-    """Capture one call of a module.
+    """Capture one call of a module. Blocks of it that cannot be traced are left out, as :mod:`.holes` tells.
 
     Works on ``meta``, CPU and CUDA modules alike: the trace runs on fake tensors, so nothing is computed and
     no weight is copied. The module, its buffers and its attributes are as before when this returns.
@@ -70,15 +74,25 @@ def export_module(
         phase: What to call the graph.
         dynamic_shapes: As in ``torch.export.export``. By default every size is static, and attention masks
             that the model skips when it runs are skipped in the graph.
+        holes: Leave out these blocks and no others; by default those that turn out to need it.
 
     Raises:
         ExportError: The call cannot be traced; the message names the model's own line where there is one.
     """
-    started = time.perf_counter()
     inputs = dict(kwargs or {})
+    if holes is None:
+        return with_holes(
+            module,
+            (args, inputs),
+            lambda found: export_module(
+                module, args, inputs, phase=phase, dynamic_shapes=dynamic_shapes, holes=found
+            ),
+        )
+    started = time.perf_counter()
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(unchanged(module))
+        stack.enter_context(holes.made(module))
         _enter_transformers(stack, module, inputs, static=dynamic_shapes is None)
         program = _trace(module, args, inputs, dynamic_shapes)
     traced = time.perf_counter()
@@ -90,7 +104,13 @@ def export_module(
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     stages = {"trace": traced - started, "flatten": done - traced}
     return ExportedGraph(
-        graph_module, phase, done - started, module, MappingProxyType(names), MappingProxyType(stages)
+        graph_module,
+        phase,
+        done - started,
+        module,
+        MappingProxyType(names),
+        MappingProxyType(stages),
+        MappingProxyType(holes.named),
     )
 
 

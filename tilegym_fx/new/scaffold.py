@@ -24,8 +24,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BENCH_SIZE = 64
 _FACTORS = (1, 4, 16)
 
-#: Draft -> the text of its kernel and how it works; raises KernelError where none can be written by itself.
-Writer = Callable[[Definition, str], tuple[str, str]]
+#: Draft -> its kernel; raises KernelError where none can be written by itself.
+Writer = Callable[[Definition, str], Any]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Parts:
         how: How the kernel works, for the Solution.
         dtypes: What it is written for.
         near_miss: Whether the soft cap's near miss applies.
+        guards: Functions for its patterns file.
         exact: Python lines that evaluate it in float64 for this repository's own tests.
     """
 
@@ -47,6 +48,7 @@ class Parts:
     dtypes: tuple[str, ...] = templates.DTYPES
     near_miss: bool = False
     exact: str = ""
+    guards: str = ""
 
 
 def files_of(name: str, root: Path) -> dict[str, Path]:
@@ -150,10 +152,10 @@ def from_draft(name: str, op_type: str, file: Path, writer: Writer) -> Parts:
     record = {**record, "name": name, "op_type": op_type}
     dtypes = tuple(dict.fromkeys(s.dtype for s in definition.inputs.values() if "float" in s.dtype))
     try:
-        text, how = writer(definition, name)
+        written = writer(definition, name)
     except KernelError:
         return Parts(record, None, "Not written yet.", dtypes)
-    return Parts(record, text, how, dtypes)
+    return Parts(record, written.kernel, written.how, written.dtypes, guards=written.guards)
 
 
 def write(name: str, parts: Parts, root: Path) -> list[Path]:
@@ -197,7 +199,7 @@ def _texts(name: str, parts: Parts, definition: Definition) -> dict[str, str]:
     before = before[:1].lower() + before[1:90]
     return {
         "definition": json.dumps(parts.definition, indent=2) + "\n",
-        "patterns": templates.patterns(name, before),
+        "patterns": templates.patterns(name, before, parts.guards),
         "kernel": parts.kernel or unwritten(name, definition),
         "solution": json.dumps(record, indent=2) + "\n",
         "test": templates.test_file(name, near_miss=parts.near_miss),

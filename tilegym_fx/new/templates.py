@@ -66,6 +66,14 @@ def {name}(x: torch.Tensor, cap: float) -> torch.Tensor:
     return out
 '''
 
+_GUARDED = """\
+import torch
+
+from tilegym_fx.spelling import guard
+
+
+{guards}"""
+
 _PATTERNS = '''\
 """Before: {before}.
 After:  one {name}.
@@ -199,9 +207,10 @@ def kernel(name: str) -> str:
     return _KERNEL.format(name=name).replace("{TILE}", "TILE")
 
 
-def patterns(name: str, before: str) -> str:
-    """A file of no spellings yet."""
-    return _PATTERNS.format(name=name, before=before)
+def patterns(name: str, before: str, guards: str = "") -> str:
+    """A file of no spellings yet, and of guards where there are any."""
+    text = _PATTERNS.format(name=name, before=before)
+    return f"{text}\n{_GUARDED.format(guards=guards)}" if guards else text
 
 
 def test_file(name: str, *, near_miss: bool) -> str:

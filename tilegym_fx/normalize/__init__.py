@@ -11,7 +11,7 @@ from torch.fx import Graph
 
 from .. import settings
 from ..errors import InternalError
-from . import arithmetic, casts, cleanup, orders, views
+from . import arithmetic, casts, cleanup, inplace, orders, views
 from .aliasing import Writes
 from .edit import GraphPass, aten, calls
 from .layouts import pin_layouts
@@ -20,7 +20,9 @@ from .layouts import pin_layouts
 PASSES: tuple[GraphPass, ...] = (
     cleanup.drop_asserts,
     cleanup.default_args,
+    cleanup.sizes_of_first,
     cleanup.drop_dropout,
+    inplace.drop_needless_writes,
     cleanup.drop_copies,
     arithmetic.tensor_overloads,
     arithmetic.number_last,

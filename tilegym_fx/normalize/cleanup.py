@@ -78,6 +78,38 @@ def _same(value: Any, argument: torch._C.Argument) -> bool:
     return not isinstance(value, Node) and type(value) is type(default) and value == default
 
 
+def sizes_of_first(graph: Graph) -> int:
+    """A symbolic size is read from the first value that has it, so that it adds no reader to later ones."""
+    sizes = list(calls(graph, {aten.sym_size.int}))
+    if not sizes:
+        return 0
+    first = _first_with_size(graph)
+    changed = 0
+    for node in sizes:
+        home = first.get(size_key(val(node)))
+        if isinstance(home, Node):
+            take_over(node, home)
+            changed += 1
+        elif home is not None and node.args != home:
+            node.args = home
+            changed += 1
+    return changed
+
+
+def _first_with_size(graph: Graph) -> dict[Any, Node | tuple[Node, int]]:
+    """Symbolic size -> the input that is it, or the first tensor that has it and which dimension it is."""
+    first: dict[Any, Node | tuple[Node, int]] = {}
+    for node in graph.nodes:
+        value = val(node)
+        if isinstance(value, torch.SymInt) and node.op == "placeholder":
+            first[size_key(value)] = node
+        elif isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if not isinstance(size, int):
+                    first.setdefault(size_key(size), (node, dim - value.dim()))
+    return first
+
+
 def drop_copies(graph: Graph) -> int:
     """Remove copies and aliases of values that nobody writes: they change strides at most.
 

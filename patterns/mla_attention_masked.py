@@ -1,0 +1,48 @@
+"""Before: attention under a mask whose values have another head dimension than its keys, transpose(1, 2).
+After:  one mla_attention_masked.
+Applies to q and k of [batch, heads, length, head_dim] and v of [batch, heads, length, value_dim].
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tilegym_fx.spelling import guard, spelling
+
+
+@spelling(
+    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/integrations/sdpa_attention.py#L85-L167"
+)
+def enable_gqa(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """The attention op shares keys and values itself."""
+    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    return attended.transpose(1, 2)
+
+
+@guard
+def values_have_their_own_width(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> str | None:
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+        return f"q, k and v have {q.dim()}, {k.dim()} and {v.dim()} dimensions, not 4"
+    if v.shape[-1] == k.shape[-1]:
+        return f"keys and values both have a head dimension of {v.shape[-1]}: that is grouped-query attention"
+    if v.shape[:3] != k.shape[:3] or q.shape[-1] != k.shape[-1]:
+        return f"q, k and v are {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
+    if q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1]:
+        return f"q {list(q.shape)} has no whole group of heads for each key head of {list(k.shape)}"
+    return None
+
+
+@guard
+def mask_is_shared_by_heads(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> str | None:
+    if mask.dim() != 4 or mask.shape[0] not in (1, q.shape[0]) or mask.shape[1] != 1:
+        return f"the mask is {list(mask.shape)}, not [batch, 1, queries, keys]"
+    if tuple(mask.shape[2:]) != (q.shape[2], k.shape[2]):
+        return f"the mask covers {list(mask.shape[2:])} places, not {q.shape[2]} queries by {k.shape[2]} keys"
+    return None

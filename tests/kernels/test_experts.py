@@ -1,0 +1,100 @@
+"""The routed experts' kernels against float64, through the interpreter and, marked gpu, on a GPU."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from inputs import DTYPES, INVENTORY, ROWS, make_inputs, worst
+
+from tilegym_fx.compile import ARCHITECTURES, compile_kernel
+from tilegym_fx.launch import recorded
+
+NAMES = ("experts_clamped", "experts_silu", "experts_silu_fp32")
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+#: One token, experts without tokens and with several tiles of rows, ragged tiles in every direction.
+SIZES = (
+    {"N": 1, "K": 2, "E": 7, "H": 64, "I": 48}, {"N": 37, "K": 3, "E": 3, "H": 136, "I": 80},
+    {"N": 150, "K": 1, "E": 2, "H": 40, "I": 72},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kernels() -> ModuleType:
+    return sys.modules[INVENTORY.entry_point("experts_silu").__module__]
+
+
+def on(device: str, name: str) -> Any:
+    def run(**inputs: Any) -> torch.Tensor:
+        moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
+        return INVENTORY.entry_point(name)(**moved).cpu()
+
+    return run
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_agrees_with_float64_at_every_number_of_tokens(name, dtype, device):
+    for sizes in SIZES:
+        for rows in ROWS if sizes["N"] == 37 else ("ordinary",):
+            assert (
+                worst(on(device, name), name, make_inputs(name, dtype, rows, "as trained", sizes), dtype) <= 1
+            )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_sort_keeps_the_order_of_an_experts_pairs(kernels, device):
+    index = torch.randint(0, 6, (3000,), generator=torch.Generator().manual_seed(1))
+    index[index == 4] = 5
+    order, ends = (torch.full((n,), -7, dtype=torch.int32, device=device) for n in (3000, 6))
+    kernels.launch(kernels.experts_sort_kernel, (6,), (index.to(device), order, ends, kernels.SORT_WIDTH))
+    expected = torch.sort(index, stable=True)
+    assert torch.equal(order.cpu().long(), expected.indices)
+    assert torch.equal(ends.cpu().long(), torch.bincount(index, minlength=6).cumsum(0))
+
+
+def test_all_tokens_may_choose_one_expert():
+    inputs = make_inputs("experts_silu", torch.float32, "ordinary", "as trained", {"N": 40, "K": 1})
+    inputs["top_k_index"].fill_(3)
+    assert worst(INVENTORY.entry_point("experts_silu"), "experts_silu", inputs, torch.float32) <= 1
+
+
+def test_the_result_of_a_token_does_not_depend_on_the_others():
+    inputs = make_inputs("experts_silu", torch.bfloat16, "ordinary", "as trained", {"N": 20})
+    whole = INVENTORY.entry_point("experts_silu")(**inputs)
+    part = {**inputs, **{k: inputs[k][7:] for k in ("hidden_states", "top_k_index", "top_k_weights")}}
+    assert torch.equal(INVENTORY.entry_point("experts_silu")(**part), whole[7:])
+
+
+def test_there_are_blocks_for_the_worst_distribution(kernels):
+    """However the pairs are spread, each expert's last tile of rows has a block."""
+    for pairs, count, rows in ((8, 128, 16), (500, 7, 64), (4096, 8, 128), (129, 2, 128)):
+        blocks = min(pairs, pairs // rows + min(pairs, count))
+        spread = [1] * min(pairs, count)
+        spread[0] += pairs - sum(spread)
+        assert sum(-(-size // rows) for size in spread) <= blocks
+
+
+def test_no_tokens_launch_nothing():
+    inputs = make_inputs("experts_silu", torch.float32, "ordinary", "as trained", {"N": 0})
+    with recorded() as launches:
+        assert INVENTORY.entry_point("experts_silu")(**inputs).shape == (0, 72)
+    assert launches == []
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_compiles_for_every_architecture(arch):
+    place = ARCHITECTURES.index(arch)
+    tokens, dtype = (64, 2048, 1)[place % 3], DTYPES[place % 3]
+    x = torch.empty(tokens, 2048, dtype=dtype, device="meta")
+    index = torch.empty(tokens, 8, dtype=torch.int64, device="meta")
+    packed, down = (torch.empty(128, *s, dtype=dtype, device="meta") for s in ((1536, 2048), (2048, 768)))
+    with recorded() as launches:
+        INVENTORY.entry_point("experts_silu")(x, index, torch.empty_like(index, dtype=dtype), packed, down)
+    assert len(launches) == 4
+    for launch in launches:
+        assert compile_kernel(launch.kernel, launch.args, arch)
