@@ -160,7 +160,7 @@ def split_norm(x: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, Norm |
 
 
 def norm_constants(rows: int, hidden: int, norm: Norm | None) -> tuple[int, int, int, int]:
-    """NORM, HIDDEN, SCALE_ROWS (0: all of the block) and SCALE_WIDTH, which divides K if it can for one row."""
+    """NORM, HIDDEN, SCALE_ROWS and SCALE_WIDTH; one row is read in widths that divide K where that is even."""
     if norm is None:
         return NO_NORM, hidden, 1, 1
     if rows == 1:

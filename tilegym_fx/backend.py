@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
@@ -110,9 +111,10 @@ def to_aten(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
 def _keep_dynamo_notes(gm: GraphModule, traced: GraphModule) -> None:
     """Hand on what Dynamo knows of the inputs: without it, no parameter counts as static and no CUDA graph replays."""
     traced.meta.update(gm.meta)
-    for name in ("_param_name_to_source",):
-        if hasattr(gm, name):
-            setattr(traced, name, getattr(gm, name))
+    if hasattr(gm, "_param_name_to_source"):
+        held = [name for name, _ in (*traced.named_parameters(), *traced.named_buffers())]
+        made = {name: ConstantSource(source_name=f"tilegym_fx.{name}") for name in held}
+        traced._param_name_to_source = {**made, **(gm._param_name_to_source or {})}
     inputs = (g.graph.find_nodes(op="placeholder") for g in (gm, traced))
     for old, new in zip(*inputs, strict=True):
         if hasattr(old, "_dynamo_source"):

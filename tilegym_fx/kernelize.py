@@ -6,52 +6,48 @@ what runs: there is no other path.
 
 from __future__ import annotations
 
+import copy
+import sys
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
 
 from . import apply as binding
 from . import verify as judge
 from .cost import Device, device_of
-from .emit import EmitResult, emit, why_not
+from .emit import Alike, Emitter, EmitResult, why_not
 from .errors import ExportError, MatchError, UsageError, VerifyError
-from .export import phase_inputs, site_of
+from .export import MODEL_ERRORS, cache_of, caches, phase_inputs, site_of
+from .export.trace import describe, unchanged
 from .folder_form import emitted_path
 from .inventory import Inventory, load
 from .pipeline import Outcome, find
 from .plan import Policy
 from .provenance import Provenance, record
 from .report import Report
+from .results import Phase
 
 Model = TypeVar("Model", bound=nn.Module)
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _BATCH, _SEQ = 2, 256
+_PHASES: tuple[Phase, ...] = ("prefill", "decode")
+_OLD_PYTHON = (
+    "Python before 3.11 does not tell which expression an instruction belongs to, so no source can be rewritten; "
+    'torch.compile(model, backend="tilegym_fx") uses the same kernels'
+)
 _reports: WeakKeyDictionary[nn.Module, Report] = WeakKeyDictionary()
 _told_about_cpu = False
-
-
-@dataclass(frozen=True)
-class Capture:
-    """One call of the model as it was captured and planned.
-
-    Attributes:
-        name: ``prefill``, ``decode``, ``padded prefill`` or ``call``.
-        provenance: The record of the export.
-        outcome: What the pass found that can be written in source form.
-    """
-
-    name: str
-    provenance: Provenance
-    outcome: Outcome
 
 
 def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None = None,
@@ -60,7 +56,8 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
     """Put kernels where this model's own code computes what they compute.
 
     Only this instance changes: its modules become instances of emitted subclasses of their classes. Nothing of
-    transformers is touched, state dicts keep their keys, and :func:`restore` puts everything back.
+    transformers is touched, state dicts keep their keys, and :func:`restore` puts everything back. A second call
+    starts from the model as it is by then: adapters, hooks and other dtypes are taken into account.
 
     Args:
         model: A causal language model of transformers, or any module together with ``inputs``.
@@ -82,16 +79,19 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
     """
     restore(model)
     _tell_about_cpu(model)
+    if sys.version_info < (3, 11):
+        return _unchanged(model, _OLD_PYTHON, strict, MatchError(_OLD_PYTHON))
+    inner = own_model(model)
     try:
-        made, report = plan_source_form(model, inputs=inputs, only=only, skip=skip or ())
+        made, report = plan_source_form(inner, inputs=inputs, only=only, skip=skip or ())
     except ExportError as error:
         return _unchanged(model, str(error), strict, error)
     if not made.text:
         return _unchanged(model, _why_nothing(report), strict, MatchError(_why_nothing(report)))
     if emit is not None:
-        binding.save(made.text, emitted_path(emit, model))
-    checks = _apply(model, made, inputs, verify)
-    _reports[model] = report.with_checks(checks)
+        binding.save(made.text, emitted_path(emit, inner))
+    checks = _apply(inner, made, inputs, verify)
+    _reports[model] = _reports[inner] = report.with_checks(checks)
     if compile:
         model.compile(**({} if compile is True else dict(compile)))
     return model
@@ -106,44 +106,134 @@ def plan_source_form(model: nn.Module, *, inputs: Any = None, only: Collection[s
         ExportError: If the model cannot be captured in any phase.
         MatchError: If an option names no Definition.
     """
-    inventory = inventory or load()
-    device = device or device_of(_first_device(model))
-    captures, problems = [], {}
     started = time.perf_counter()
-    for name, args, kwargs in _calls(model, inputs, problems):
-        captured = _capture(model, name, args, kwargs, inventory, Policy(device, only, skip), problems)
-        if captured is not None:
-            captures.append(captured)
-    if not captures:
-        raise ExportError(f"{type(model).__name__} cannot be captured: {'; '.join(problems.values())}")
-    first, *others = captures
-    made = emit(list(first.outcome.chosen), first.provenance, model,
-                more=[(list(c.outcome.chosen), c.provenance) for c in others])  # fmt: skip
-    outcomes = {c.name: c.outcome for c in captures}
-    return made, Report.of(model, made, outcomes, problems, time.perf_counter() - started)
+    policy = Policy(device or device_of(_first_device(model)), only, skip)
+    planner = Planner(model, inventory or load(), policy)
+    planner.capture_calls(inputs)
+    made = planner.emitter.result()
+    return made, Report.of(model, made, planner.outcomes, planner.problems, time.perf_counter() - started)
 
 
-def _calls(model: nn.Module, inputs: Any, problems: dict[str, str]) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
-    """The calls to capture: the user's own, or what ``generate()`` makes."""
-    if inputs is not None:
-        yield ("call", *split_inputs(inputs))
-        return
-    if not is_language_model(model):
-        raise UsageError(f"{type(model).__name__} is no causal language model of transformers",
-                         advice="Pass inputs=, a sample of what it is called with")  # fmt: skip
-    seq = _sample_length(model)
-    for name, phase, padded in (("prefill", "prefill", False), ("decode", "decode", False), ("padded prefill", "prefill", True)):
+@dataclass
+class Planner:
+    """Captures the calls of a model one after the other, and plans each in source form.
+
+    Attributes:
+        model: The model.
+        inventory: Whose Definitions to look for.
+        policy: Device, ``only`` and ``skip``.
+        outcomes: Call (``prefill``, ``decode``, or ``call`` with the user's inputs) -> what was found in it.
+        problems: Call -> why it could not be captured.
+    """
+
+    model: nn.Module
+    inventory: Inventory
+    policy: Policy
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.emitter = Emitter(self.model)
+
+    def capture_calls(self, inputs: Any) -> None:
+        """The user's own call, or those that ``generate()`` makes.
+
+        Raises:
+            ExportError: If none can be captured.
+        """
+        for name, (args, kwargs) in self._calls(inputs):
+            if (found := self._capture(self.model, name, args, kwargs)) is not None:
+                self.outcomes[name] = found[0]
+                self.emitter.add(found[0].chosen, found[1])
+        if not self.outcomes:
+            why = "; ".join(self.problems.values())
+            raise ExportError(f"{type(self.model).__name__} cannot be captured: {why}")
+        if inputs is None:
+            self._capture_padded()
+
+    def _calls(self, inputs: Any) -> Iterator[tuple[str, Call]]:
+        if inputs is not None:
+            yield "call", split_inputs(inputs)
+            return
+        if not is_language_model(self.model):
+            raise UsageError(f"{type(self.model).__name__} is no causal language model of transformers",
+                             advice="Pass inputs=, a sample of what it is called with")  # fmt: skip
+        for phase in _PHASES:
+            try:
+                yield phase, ((), phase_inputs(self.model, phase, _BATCH, _sample_length(self.model)))
+            except ExportError as error:
+                self.problems[phase] = str(error)
+
+    def _capture(self, module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Outcome, Provenance] | None:
         try:
-            yield name, (), phase_inputs(model, phase, _BATCH, seq, padded=padded)  # type: ignore[arg-type]
+            exported, provenance = record(module, args, kwargs)
         except ExportError as error:
-            problems[name] = str(error)
+            self.problems[name] = str(error)
+            return None
+        policy = Policy(self.policy.device, self.policy.only, self.policy.skip, lambda m: why_not(m, provenance))
+        # The record speaks of the exported graph, so the pass works on a copy.
+        return find(copied(exported.graph_module.graph), self.inventory, policy, site_of), provenance
+
+    def _capture_padded(self) -> None:
+        """What a batch with padding does where the code above chose by condition: one module of each kind alone."""
+        groups = self.emitter.conditional()
+        for phase in _PHASES if groups else ():
+            name = f"padded {phase}"
+            try:
+                kwargs = phase_inputs(self.model, phase, _BATCH, _sample_length(self.model), padded=True)
+                calls = _calls_inside(self.model, kwargs, groups)
+            except ExportError as error:
+                self.problems[name] = str(error)
+                continue
+            for group in groups:
+                call = calls.get(group.module)
+                if call is not None and (found := self._capture(group.module, name, *call)) is not None:
+                    self.emitter.add_alike(group, found[0].chosen, found[1])
 
 
-def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _calls_inside(model: nn.Module, kwargs: dict[str, Any], groups: Sequence[Alike]) -> dict[nn.Module, Call]:
+    """What one module of each group is called with in a call of the model. Nothing is computed.
+
+    Raises:
+        ExportError: If the model does not run so.
+    """
+    calls: dict[nn.Module, Call] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.setdefault(module, copy.deepcopy((args, kwargs)))
+        if len(calls) == len(groups):
+            raise _SeenAll
+
+    handles = [group.module.register_forward_pre_hook(note, with_kwargs=True) for group in groups]
+    mode = nullcontext() if _is_meta(model) else FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with torch.no_grad(), mode, unchanged(model), caches.code_for_tracing(), caches.masks_as_when_run(kwargs):
+            model(**kwargs)
+    except _SeenAll:
+        pass
+    except MODEL_ERRORS as error:
+        raise ExportError(f"{type(model).__name__} cannot be run with padding: {describe(error)}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+class _SeenAll(Exception):
+    """Ends a run in which every module has been called that was waited for."""
+
+
+def split_inputs(inputs: Any) -> Call:
     """``inputs=`` as positional and keyword arguments."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs), {}) if isinstance(inputs, list | tuple) else ((inputs,), {})
+
+
+def own_model(model: nn.Module) -> nn.Module:
+    """The model of transformers inside one of peft, where the calls of ``generate()`` arrive; else the model."""
+    inner = getattr(model, "get_base_model", None)
+    return inner() if callable(inner) else model
 
 
 def is_language_model(model: nn.Module) -> bool:
@@ -155,18 +245,6 @@ def _sample_length(model: nn.Module) -> int:
     config = model.config
     limits = [getattr(config, name, None) for name in ("n_positions", "max_position_embeddings")]
     return max(8, min([_SEQ, *(limit // 2 for limit in limits if isinstance(limit, int) and limit > 0)]))
-
-
-def _capture(model: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], inventory: Inventory,
-             policy: Policy, problems: dict[str, str]) -> Capture | None:  # fmt: skip
-    try:
-        exported, provenance = record(model, args, kwargs)
-    except ExportError as error:
-        problems[name] = str(error)
-        return None
-    writable = Policy(policy.device, policy.only, policy.skip, lambda match: why_not(match, provenance))
-    # The record speaks of the exported graph, so the pass works on a copy.
-    return Capture(name, provenance, find(copied(exported.graph_module.graph), inventory, writable, site_of))
 
 
 def copied(graph: Graph) -> Graph:
@@ -202,10 +280,18 @@ def _runner(model: nn.Module, inputs: Any) -> judge.Call:
         args, kwargs = split_inputs(inputs)
         return lambda m: judge.run_module(m, *_as_judged(m, args, kwargs))
     sample = judge.sample_inputs(model, batch=_BATCH)
-    return lambda m: judge.run_language_model(m, sample)
+    return lambda m: judge.run_language_model(m, sample, _cache_of)
 
 
-def _as_judged(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _cache_of(model: nn.Module, results: Any) -> dict[str, Any] | None:
+    try:
+        name, cache = cache_of(model, results)
+    except ExportError:
+        return None
+    return {name: cache}
+
+
+def _as_judged(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The float32 copy gets float32 inputs."""
     weights = [p for p in model.parameters() if p.is_floating_point()]
     if weights and all(p.dtype == torch.float32 for p in weights):
@@ -215,7 +301,8 @@ def _as_judged(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def restore(model: Model) -> Model:
     """Put every module of the model back as it was before :func:`kernelize`; harmless on any other model."""
-    _reports.pop(model, None)
+    for known in {model, own_model(model)}:
+        _reports.pop(known, None)
     return binding.restore(model)
 
 
@@ -229,7 +316,7 @@ def kernelized(model: Model, **options: Any) -> Iterator[Model]:
 
 
 def report(model: nn.Module) -> Report:
-    """What :func:`kernelize` did to this model.
+    """What :func:`kernelize` did to this model, and what has been taken back since.
 
     Raises:
         UsageError: If it did nothing to it.
@@ -237,7 +324,8 @@ def report(model: nn.Module) -> Report:
     found = _reports.get(model)
     if found is None:
         raise UsageError(f"this {type(model).__name__} has not been kernelized", advice="Call kernelize(model) first")
-    return found
+    binding.check(model)
+    return found.with_given_back(binding.given_back(model))
 
 
 def _unchanged(model: Model, why: str, strict: bool, error: Exception) -> Model:

@@ -8,11 +8,34 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from .apply import GivenBack
 from .emit import EmitResult, Written
 from .errors import MatchError
 from .pipeline import Outcome
 from .results import Rejection
 from .verify import Check
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimated device time of one call of the model.
+
+    Attributes:
+        ours: For each place that runs a kernel: path of its module, the author's time, the kernel's time.
+        others: Everything else.
+    """
+
+    ours: tuple[tuple[str, float, float], ...]
+    others: float
+
+    def coverage(self, without: frozenset[str] = frozenset()) -> float:
+        """Share of the time in our kernels, 0 to 1; modules in ``without`` run their author's code."""
+        kernels = sum(after for path, _, after in self.ours if path not in without)
+        authors = sum(before for path, before, _ in self.ours if path in without)
+        total = kernels + authors + self.others
+        return kernels / total if total else 0.0
 
 
 @dataclass(frozen=True)
@@ -24,36 +47,52 @@ class Report:
         text: The emitted module that runs.
         written: Every place that runs a kernel, once for each capture that it was found in.
         rejections: Every place that nearly fits, or fits and was not taken.
-        coverage: Capture (``prefill``, ``decode``...) -> estimated share of device time in our kernels, 0 to 1.
+        estimates: Capture (``prefill``, ``decode``...) -> estimated times.
         problems: Capture -> why it could not be made.
         checks: Outputs compared with the original's; empty without ``verify`` or on ``meta``.
         seconds: Wall time of capturing, matching and writing.
+        given_back: Modules that run their author's code again, because of what was put on them since.
     """
 
     model: str
     text: str
     written: tuple[Written, ...]
     rejections: tuple[Rejection, ...]
-    coverage: Mapping[str, float]
+    estimates: Mapping[str, Estimate]
     problems: Mapping[str, str]
     checks: tuple[Check, ...] = ()
     seconds: float = 0.0
+    given_back: tuple[GivenBack, ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module, made: EmitResult, outcomes: Mapping[str, Outcome], problems: Mapping[str, str],
            seconds: float) -> Report:  # fmt: skip
         """The report of a planned and written model."""
         found = tuple(r for outcome in outcomes.values() for r in outcome.rejections)
-        coverage = {name: _written_coverage(outcome, made) for name, outcome in outcomes.items()}
-        return cls(type(model).__name__, made.text, made.written, (*made.refused, *found), coverage, dict(problems),
+        estimates = {name: _estimate(outcome, made) for name, outcome in outcomes.items()}
+        return cls(type(model).__name__, made.text, made.written, (*made.refused, *found), estimates, dict(problems),
                    seconds=seconds)  # fmt: skip
 
     def with_checks(self, checks: Sequence[Check]) -> Report:
         return replace(self, checks=tuple(checks))
 
-    def counts(self, capture: str | None = None) -> dict[str, int]:
-        """Definition -> places; ``capture`` has no effect on places that several captures share."""
-        places = {(w.match.definition, w.module_path, w.method, w.line, w.guards) for w in self.written}
+    def with_given_back(self, given_back: Sequence[GivenBack]) -> Report:
+        return replace(self, given_back=tuple(given_back))
+
+    @property
+    def coverage(self) -> dict[str, float]:
+        """Capture -> estimated share of device time in our kernels as the model is now, 0 to 1."""
+        return {name: estimate.coverage(self._lost) for name, estimate in self.estimates.items()}
+
+    @property
+    def _lost(self) -> frozenset[str]:
+        return frozenset(back.path for back in self.given_back)
+
+    def counts(self) -> dict[str, int]:
+        """Definition -> places that run it now."""
+        lost = self._lost
+        written = [w for w in self.written if w.module_path not in lost]
+        places = {(w.match.definition, w.module_path, w.method, w.line, w.column, w.guards) for w in written}
         return dict(Counter(place[0] for place in places))
 
     def misses(self) -> list[str]:
@@ -79,16 +118,21 @@ class Report:
         lines += [f"  estimated coverage of {name}: {share:.1%}" for name, share in self.coverage.items()]
         lines += [f"  {name} was not captured: {why}" for name, why in self.problems.items()]
         lines += [f"  {check}" for check in self.checks]
+        lines += [f"  {back}" for back in self.given_back[:_SHOWN]]
+        if len(self.given_back) > _SHOWN:
+            lines.append(f"  and {len(self.given_back) - _SHOWN} more in .given_back")
         misses = self.misses()
-        lines += [f"  not: {line}" for line in misses[:8]]
-        if len(misses) > 8:
-            lines.append(f"  and {len(misses) - 8} more in .misses()")
+        lines += [f"  not: {line}" for line in misses[:_SHOWN]]
+        if len(misses) > _SHOWN:
+            lines.append(f"  and {len(misses) - _SHOWN} more in .misses()")
         return "\n".join(lines)
 
 
-def _written_coverage(outcome: Outcome, made: EmitResult) -> float:
-    written = {id(w.match) for w in made.written}
-    ours = sum(p.seconds_after for p in outcome.chosen if id(p.match) in written)
-    lost = sum(p.seconds_before for p in outcome.chosen if id(p.match) not in written)
-    total = ours + lost + sum(seconds for _, seconds in outcome.uncovered)
-    return ours / total if total else 0.0
+def _estimate(outcome: Outcome, made: EmitResult) -> Estimate:
+    paths = {id(w.match): w.module_path for w in made.written}
+    ours = [
+        (paths[id(p.match)], p.seconds_before, p.seconds_after)
+        for p in outcome.chosen if id(p.match) in paths
+    ]  # fmt: skip
+    lost = sum(p.seconds_before for p in outcome.chosen if id(p.match) not in paths)
+    return Estimate(tuple(ours), lost + sum(seconds for _, seconds in outcome.uncovered))

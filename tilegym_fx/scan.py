@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from .apply import save
+from . import breadth
 from .cost import get_device
 from .draft import write_drafts
 from .errors import MatchError, TilegymFxError
@@ -30,7 +31,10 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser("python -m tilegym_fx.scan", description=__doc__)
     p.add_argument(
-        "model", metavar="MODEL", help="hub id (config only), folder, model type, or id of the shipped table"
+        "model",
+        metavar="MODEL",
+        nargs="*",
+        help="hub id (config only), folder, model type, or id of the shipped table; with --all, model types",
     )
     p.add_argument("--phase", choices=PHASES, action="append", help="only this phase (default: both)")
     p.add_argument("--device", default="h200", help="device whose time is estimated (default: h200)")
@@ -67,6 +71,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--trust-remote-code", action="store_true", help="allow code that comes with the configuration"
     )
+    every = p.add_argument_group("every causal language model of transformers")
+    every.add_argument("--all", action="store_true", help="try all model types, or those named, in processes of their own")
+    every.add_argument("--out", type=Path, default=Path("coverage"), metavar="DIR", help="rows, JSON, CSV and page; a stopped run goes on there")
+    every.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at once (default: 2)")
+    every.add_argument("--limit", type=float, default=240.0, metavar="SECONDS", help="for each model type (default: 240)")
+    every.add_argument("--floor", type=Path, metavar="JSON", help="exit 2 when a count is below that coverage.json")
     return p
 
 
@@ -75,18 +85,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     console = Console(stderr=True)
     try:
-        return _scan(args, console)
+        return _scan_all(args) if args.all else _scan(args, console)
     except TilegymFxError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR
 
 
+def _scan_all(args: argparse.Namespace) -> int:
+    rows = breadth.run(args.out, args.model, jobs=args.jobs, limit=args.limit, roots=args.inventory)
+    print(breadth.as_json(rows, versions()) if args.json else breadth.as_text(rows))
+    lost = breadth.dropped(rows, args.floor) if args.floor else []
+    for line in lost:
+        print(f"dropped: {line}", file=sys.stderr)
+    return EXIT_NO_MATCH if lost else EXIT_OK
+
+
 def _scan(args: argparse.Namespace, console: Console) -> int:
+    if len(args.model) != 1:
+        raise UsageError(f"{len(args.model)} models are named", advice="Give one MODEL, or --all")
     inventory = load(*args.inventory)
     policy = Policy(get_device(args.device), args.only, args.skip)
     with console.status("starting") as status:
         found = survey(
-            args.model,
+            args.model[0],
             inventory,
             policy,
             batch=args.batch,

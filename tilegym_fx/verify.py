@@ -23,6 +23,7 @@ _ROUNDINGS = 8.0
 _DECODE_STEPS = 4
 
 Call = Callable[[nn.Module], Any]
+CacheOf = Callable[[nn.Module, Any], "dict[str, Any] | None"]
 
 
 @dataclass(frozen=True)
@@ -62,23 +63,40 @@ def sample_inputs(model: nn.Module, *, batch: int = 1, seq: int = 12) -> dict[st
     return {"input_ids": ids.to(device)}
 
 
-def run_language_model(model: nn.Module, inputs: dict[str, Any], steps: int = _DECODE_STEPS) -> Outputs:
-    """Logits of the prompt, then of cached steps whose tokens do not depend on the model's own choice."""
+def run_language_model(model: nn.Module, inputs: dict[str, Any], cache_of: CacheOf, steps: int = _DECODE_STEPS) -> Outputs:
+    """Logits of the prompt and of cached steps, then the same with the first row padded on the left.
+
+    The tokens do not depend on the model's own choice; what it gives at padding is not looked at.
+
+    Args:
+        model: The model.
+        inputs: What `sample_inputs` gave.
+        cache_of: Gives the model's cache, after a call, as the keyword argument of the next; None if it has none.
+        steps: Cached steps.
+    """
+    ids = inputs["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, : ids.shape[1] // 3] = 0
     with torch.no_grad(), _evaluating(model):
-        result = model(**inputs, use_cache=True)
-        outputs = {"prefill": [result.logits.float().cpu()]}
-        cache = getattr(result, "past_key_values", None)
-        ids = inputs["input_ids"]
-        mask = inputs.get("attention_mask")
-        for step in range(steps if cache is not None else 0):
-            token = ids[:, step % ids.shape[1], None]
-            extra = {}
-            if mask is not None:
-                mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=-1)
-                extra = {"attention_mask": mask}
-            result = model(input_ids=token, past_key_values=cache, use_cache=True, **extra)
-            outputs[f"decode {step + 1}"] = [result.logits.float().cpu()]
-            cache = result.past_key_values
+        return {
+            **_run_steps(model, ids, None, cache_of, steps),
+            **{f"padded {call}": v for call, v in _run_steps(model, ids, mask, cache_of, steps // 2).items()},
+        }
+
+
+def _run_steps(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor | None, cache_of: CacheOf, steps: int) -> Outputs:
+    outputs: Outputs = {}
+    tokens, kept, cache = ids, mask, {}
+    for step in range(steps + 1):
+        masked = {} if kept is None else {"attention_mask": kept}
+        result = model(input_ids=tokens, use_cache=True, **masked, **cache)
+        logits = result.logits if kept is None else result.logits[kept[:, -tokens.shape[1] :].bool()]
+        outputs[f"decode {step}" if step else "prefill"] = [logits.float().cpu()]
+        found = cache_of(model, result)
+        if found is None:
+            break
+        cache, tokens = found, ids[:, step % ids.shape[1], None]
+        kept = None if kept is None else torch.cat([kept, torch.ones_like(kept[:, :1])], dim=-1)
     return outputs
 
 
@@ -104,6 +122,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def float32_outputs(model: nn.Module, run: Call) -> Outputs | None:
     """What a float32 copy of the model gives, or None where there is no room for one or it is float32 already."""
     weights = list(model.parameters())
+    if getattr(model, "is_quantized", False):
+        return None
     if not weights or all(p.dtype in (torch.float32, torch.float64) for p in weights if p.is_floating_point()):
         return None
     if sum(4 * p.numel() for p in weights) > _free_bytes(weights[0].device) // 2:

@@ -22,7 +22,11 @@ SIZES: dict[str, Any] = {
 #: What a family needs besides, or has under another name.
 OWN: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 16, "sliding_window": 8},
-    "gemma3_text": {"head_dim": 16, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "qwen3": {"head_dim": 16},
     "mistral": {"head_dim": 16, "sliding_window": None},
     "olmo3": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},

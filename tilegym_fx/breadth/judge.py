@@ -6,8 +6,6 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +15,8 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..cost import Device, get_device, node_seconds
-from ..errors import ExportError, TilegymFxError
-from ..export import build, export_phase, site_of
+from ..errors import ExportError, TilegymFxError, VerifyError
+from ..export import MODEL_ERRORS, build, describe, export_phase, site_of
 from ..inventory import Inventory
 from ..kernelize import kernelize, report, restore
 from ..pipeline import Outcome, find
@@ -131,8 +129,12 @@ def _kernelize(row: Row, model: nn.Module, trial: Trial) -> Row:
     try:
         kernelize(model, strict=True)
         row = replace(row, verified=True)
+    except VerifyError as error:
+        return replace(row, verified=False, problem=error.what)
     except TilegymFxError as error:
-        return replace(row, verified=False if "off by" in str(error) else None, problem=str(error))
+        return replace(row, problem=error.what)
+    except MODEL_ERRORS as error:
+        return replace(row, problem=f"crash: {describe(error)}")
     made = report(model)
     after = run_steps(model)
     restore(model)

@@ -35,6 +35,7 @@ class Written:
         method: Name of the method.
         file: Source file of the method.
         line: Line of the statement that was replaced.
+        column: Where in its line the replaced expression begins.
         guards: Conditions under which the call is made; empty when always.
     """
 
@@ -44,6 +45,7 @@ class Written:
     method: str
     file: str
     line: int
+    column: int
     guards: tuple[str, ...] = ()
 
 
@@ -196,5 +198,5 @@ def _written(placed: Placed) -> Written:
     made = placed.made
     return Written(
         made.match, placed.path, made.owner.cls.__name__, made.owner.name, made.view.call.code.co_filename,
-        made.last.lineno, tuple(made.facts.guards),
+        made.last.lineno, made.anchor.col_offset, tuple(made.facts.guards),
     )  # fmt: skip

@@ -1,0 +1,80 @@
+"""docs/coverage.md, written from the rows."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from .record import Row, is_captured
+from .table import cells, summary, totals
+
+_SHOWN = 12
+
+
+def as_page(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
+    """The page."""
+    return "\n".join(_lines(rows, versions)) + "\n"
+
+
+def _lines(rows: Sequence[Row], versions: Mapping[str, str]) -> Iterator[str]:
+    named = ", ".join(f"{package} {version}" for package, version in versions.items())
+    yield "# Coverage of the causal language models of transformers"
+    yield ""
+    yield f"Written by `python -m tilegym_fx.scan --all` with {named}. Do not edit."
+    yield ""
+    yield "Nothing here ran on a GPU: coverage is the share of estimated time (roofline of an H200, batch 1, a prompt of"
+    yield "up to 2,048 tokens, then one token against that cache) of the type's default configuration, with one layer of"
+    yield "each kind standing for all of that kind; the lower phase counts. Places are counted from the graph, without the"
+    yield "matcher. `kernelize` ran on a tiny random model on a CPU, where kernels are their PyTorch references: a prompt"
+    yield "and four more tokens, then `restore`. *identical* is bit for bit, *equal* within the rounding of bfloat16."
+    yield ""
+    yield from _table(("", "count"), [(name, _number(value)) for name, value in summary(rows).items()])
+    yield ""
+    yield "## By category"
+    yield ""
+    lines = [(name, f"{a} of {b}", f"{c} of {d}") for name, (a, b, c, d) in totals(rows).items()]
+    yield from _table(("category", "places matched", "model types with every place matched"), lines)
+    yield ""
+    yield "## By model type"
+    yield ""
+    every = [cells(row) for row in rows]
+    yield from _table(tuple(every[0]) if every else (), [tuple(line.values()) for line in every])
+    yield ""
+    yield from _reasons(rows)
+    yield from _costly(rows)
+
+
+def _number(value: float) -> str:
+    return f"{value:.1%}" if isinstance(value, float) else str(value)
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'|'.join('---' for _ in head)}|"
+    for line in lines:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |"
+
+
+def _reasons(rows: Sequence[Row]) -> Iterator[str]:
+    yield "## What did not work, and why"
+    yield ""
+    lines = []
+    for row in rows:
+        lines += [(row.model_type, phase, why) for phase, why in row.exported.items() if not is_captured(why)]
+        lines += [(row.model_type, "kernelize", row.problem)] if row.problem else []
+    yield from _table(("model type", "step", "reason"), lines)
+    yield ""
+
+
+def _costly(rows: Sequence[Row]) -> Iterator[str]:
+    """Operations that stay outside of kernels, by the number of model types in which they cost something."""
+    types: Counter[str] = Counter()
+    shares: dict[str, float] = defaultdict(float)
+    for row in rows:
+        for op, share in row.uncovered:
+            types[op] += share > 0.01
+            shares[op] += share / max(1, len(rows))
+    yield "## What no kernel takes"
+    yield ""
+    lines = [(f"`{op}`", str(count), f"{shares[op]:.1%}") for op, count in types.most_common(_SHOWN) if count]
+    yield from _table(("operation", "model types with over 1% of prefill", "mean share of prefill"), lines)

@@ -1,0 +1,47 @@
+"""One process that tries model types: names come in on stdin, a row of JSON goes out on stdout for each.
+
+Whatever a model's own code does to this process, and however long it takes, costs that model type alone: the
+process that started this one sets the time limit, and starts another when this one is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ..export import MODEL_ERRORS, describe
+from ..inventory import Inventory, load
+from ..pipeline import matcher_for
+from .judge import judge
+from .record import Row
+
+
+def main(roots: list[str]) -> int:
+    """Try one model type for each line of stdin."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what models print is no answer
+    _quiet()
+    inventory = load(*map(Path, roots))
+    matcher_for(inventory)
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        print(_row(line.strip(), inventory).line(), file=answers, flush=True)
+    return 0
+
+
+def _quiet() -> None:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+
+
+def _row(model_type: str, inventory: Inventory) -> Row:
+    try:
+        return judge(model_type, inventory)
+    except MODEL_ERRORS as error:
+        return Row(model_type, problem=f"crash: {describe(error)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
