@@ -38,6 +38,8 @@ RMS_PLUS_ONE = 2  # times 1 + weight
 
 #: Up to so many rows the norm is part of the product's kernel.
 NORM_ROWS = 64
+#: Bytes of x that a block of several rows reads at a time to find their scales.
+SCALE_BYTES = 16384
 
 ZERO = ct.PaddingMode.ZERO
 Int = ct.Constant[int]
@@ -132,10 +134,11 @@ def choose_tiling(
         return Tiling(16, 64 // weights, 32, 1) if rows <= 16 else Tiling(64, 64 // weights, 16, 1)
     if rows > 64:
         return Tiling(128, 256 // weights, 64, 1, worker_warps=8)
-    width = 64 if features >= 64 * processors else 32  # of W, in all of a block's products
-    if rows <= 16:
-        return Tiling(16, width // weights, 64 if has_norm else 128, 4)
-    return Tiling(32 if rows <= 32 else 64, 128 // weights, 64, 3 if rows <= 32 else 2)
+    if rows > 16:
+        return Tiling(32, 128 // weights, 64, 3) if rows <= 32 else Tiling(64, 128 // weights, 64, 2)
+    if weights == 1 and features < 64 * processors:
+        return Tiling(16, 32, 128, 3)
+    return Tiling(16, 64 // weights, 64 if has_norm else 128, 4)
 
 
 @dataclass(frozen=True)
@@ -159,22 +162,17 @@ def split_norm(x: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, Norm |
     return _unit_stride(x), norm
 
 
-def norm_constants(rows: int, hidden: int, norm: Norm | None) -> tuple[int, int, int, int]:
-    """NORM, HIDDEN, SCALE_ROWS and SCALE_WIDTH; one row is read in widths that divide K where that is even."""
-    if norm is None:
-        return NO_NORM, hidden, 1, 1
-    if rows == 1:
-        return norm.kind, hidden, 1, min(1024, hidden & -hidden) if hidden % 128 == 0 else 1024
-    return norm.kind, hidden, 0, 512
-
-
 def norm_arguments(
     x: torch.Tensor, norm: Norm | None, *arrays: torch.Tensor, tiling: Tiling
 ) -> tuple[torch.Tensor | float, ...]:
     """What every kernel takes after x: the norm's weight, its own arrays, epsilon, the norm's constants."""
-    kind, hidden, rows, width = norm_constants(x.shape[0], x.shape[1], norm)
-    weight, eps = (x, 0.0) if norm is None else (norm.weight, norm.eps)  # without a norm, not read
-    return (weight, *arrays, eps, kind, hidden, rows or tiling.rows, width)
+    rows, hidden = x.shape
+    if norm is None:
+        return (x, *arrays, 0.0, NO_NORM, hidden, 1, 1)
+    height, width = tiling.rows, SCALE_BYTES // (x.itemsize * tiling.rows)
+    if rows == 1:  # in widths that divide K, if that is even enough
+        height, width = 1, min(1024, hidden & -hidden) if hidden % 128 == 0 else 1024
+    return (norm.weight, *arrays, norm.eps, norm.kind, hidden, height, width)
 
 
 @cache

@@ -109,12 +109,13 @@ def to_aten(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
 
 
 def _keep_dynamo_notes(gm: GraphModule, traced: GraphModule) -> None:
-    """Hand on what Dynamo knows of the inputs: without it, no parameter counts as static and no CUDA graph replays."""
+    """Hand on what Dynamo knows of the inputs: else none counts as static, and no CUDA graph replays."""
     traced.meta.update(gm.meta)
     if hasattr(gm, "_param_name_to_source"):
         held = [name for name, _ in (*traced.named_parameters(), *traced.named_buffers())]
-        made = {name: ConstantSource(source_name=f"tilegym_fx.{name}") for name in held}
-        traced._param_name_to_source = {**made, **(gm._param_name_to_source or {})}
+        sources: dict[str, Any] = {name: ConstantSource(source_name=f"tilegym_fx.{name}") for name in held}
+        sources.update(cast("dict[str, Any] | None", gm._param_name_to_source) or {})
+        vars(traced)["_param_name_to_source"] = sources  # a plain attribute, no module or buffer
     inputs = (g.graph.find_nodes(op="placeholder") for g in (gm, traced))
     for old, new in zip(*inputs, strict=True):
         if hasattr(old, "_dynamo_source"):
@@ -146,7 +147,7 @@ def _inductor(
 
 
 def _register() -> None:
-    """Make the name known where the package is not installed, and so has no entry point (a source tree on the path)."""
+    """Make the name known where the package has no entry point: a source tree on the path."""
     from torch._dynamo.backends.registry import list_backends, register_backend
 
     if "tilegym_fx" not in list_backends(exclude_tags=()):

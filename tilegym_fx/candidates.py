@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, permutations, product
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -20,7 +21,7 @@ from tilegym_fx.inventory.sizes import CannotTryError
 from tilegym_fx.kernel_check import difference, random_inputs
 from tilegym_fx.match import Matcher
 from tilegym_fx.normalize.views import view_nodes
-from tilegym_fx.pattern import patterns_of, trace
+from tilegym_fx.pattern import Pattern, patterns_of, trace
 from tilegym_fx.results import Match, Site
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ Kind = Literal["exact", "compatible", "none"]
 _MAX_TRIES = 400
 _CAST = torch.ops.aten.to.dtype
 _SEEDS = (0, 1)
+_traced: WeakKeyDictionary[Inventory, dict[str, tuple[Pattern, ...]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,15 @@ def _exact(
     return None
 
 
-def _patterns(inventory: Inventory, name: str) -> tuple[Any, ...]:
-    try:
-        return patterns_of(inventory, name)
-    except PatternError:  # a Definition that cannot be searched for is no candidate
-        return ()
+def _patterns(inventory: Inventory, name: str) -> tuple[Pattern, ...]:
+    """The Patterns of a Definition, traced once; none where it cannot be searched for."""
+    known = _traced.setdefault(inventory, {})
+    if name not in known:
+        try:
+            known[name] = patterns_of(inventory, name)
+        except PatternError:
+            known[name] = ()
+    return known[name]
 
 
 def _usable(inventory: Inventory, match: Match, region: Definition) -> Solution | None:
@@ -133,12 +139,8 @@ def _verified(solution: Solution) -> set[str]:
 def _work(graph: Graph) -> frozenset[tuple[str, int]]:
     """The operations that compute something, with how often."""
     skipped = {*view_nodes(), _CAST}
-    names = (
-        str(n.target).split(".")[1]
-        for n in graph.nodes
-        if n.op == "call_function" and n.target not in skipped
-    )
-    return frozenset(Counter(names).items())
+    calls = (n.target for n in graph.nodes if n.op == "call_function" and n.target not in skipped)
+    return frozenset(Counter(str(target).removeprefix("aten.").split(".")[0] for target in calls).items())
 
 
 def _works_of(inventory: Inventory, name: str) -> set[frozenset[tuple[str, int]]]:
@@ -154,12 +156,27 @@ def _compatible(region: Definition, inventory: Inventory, name: str) -> Candidat
     if not solutions or len(tensors) != len(mine) or len(definition.outputs) != len(region.outputs):
         return None
     run = reference_function(region.name, region.reference)
+    reference = _guarded(inventory, name)
     samples = [random_inputs(region, seed=seed) for seed in _SEEDS]
     for adapter in islice(_adapters(region, definition, solutions[0]), _MAX_TRIES):
-        if all(_agrees(run, inventory.reference(name), definition, adapter, inputs) for inputs in samples):
+        if all(_agrees(run, reference, definition, adapter, inputs) for inputs in samples):
             why = f"is {name} with an adapter that {adapter.sentence().split('; ')[1].rstrip('.')}"
             return Candidate("compatible", name, solutions[0].name, adapter, why)
     return None
+
+
+def _guarded(inventory: Inventory, name: str) -> Any:
+    """The reference of a Definition, which refuses what its guards refuse: its kernel would not do either."""
+    parameters, run = list(inventory.definitions[name].inputs), inventory.reference(name)
+
+    def guarded(*values: Any) -> Any:
+        given = dict(zip(parameters, values, strict=True))
+        for guard in inventory.guards(name):
+            if (reason := guard(**given)) is not None:
+                raise PatternError(reason)
+        return run(*values)
+
+    return guarded
 
 
 def _agrees(
@@ -181,7 +198,7 @@ def _adapters(region: Definition, definition: Definition, solution: Solution) ->
     mine = [k for k, s in region.inputs.items() if s.shape is not None]
     ranks = {k: len(region.inputs[k].shape or ()) for k in mine}
     wide = max(ranks.values(), default=0)
-    ones = tuple(k for k in mine if 1 < ranks[k] and _is_vector(region, k))
+    ones = tuple(k for k in mine if ranks[k] > 1 and _is_vector(region, k))
     values = [
         float(text) for text in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?!\w)", region.reference)
     ]
@@ -190,7 +207,9 @@ def _adapters(region: Definition, definition: Definition, solution: Solution) ->
     ]
     casts = [""] if _floats(region) <= _verified(solution) else []
     casts += ["float32"] if "float32" in _verified(solution) else []
-    for cast, dim, broadcast, flatten in product(casts, range(-1, -wide - 1, -1), (False, True), {(), ones}):
+    for cast, dim, broadcast, flatten in product(
+        casts, range(-1, -wide - 1, -1), (False, True), dict.fromkeys(((), ones))
+    ):
         for order in permutations(mine):
             for scalars in literals:
                 yield Adapter(dict(zip(tensors, order, strict=True)), scalars, broadcast, flatten, dim, cast)

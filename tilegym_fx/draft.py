@@ -20,6 +20,7 @@ from .survey import PhaseSurvey, Survey, op_name
 __all__ = [
     "Region",
     "draft_of",
+    "draft_variants",
     "free_sizes",
     "phase_regions",
     "reference_of",
@@ -66,6 +67,32 @@ def draft_of(
         "constraints": [],
         "reference": "\n".join([*(f"# Source: {link}" for link in sources_of(region)), code]),
     }
+
+
+def draft_variants(
+    region: Region, model_type: str, phase: str, taken: set[str], batch: int, seq: int
+) -> list[dict[str, Any]]:
+    """The region as a Definition with as many variable axes as possible, then with fewer, then with none.
+
+    Which of them its code allows shows when it is traced.
+
+    Args:
+        region: Captured at a batch and a length that are no size of the model itself.
+        model_type: Of the model that it is from.
+        phase: ``prefill`` or ``decode``.
+        taken: Names in use; the new one is added.
+        batch: Sequences.
+        seq: Tokens.
+    """
+    free = free_sizes(region, batch, seq)
+    calls = {size: name for size, name in free.items() if name in ("B", "S", "N")}
+    drafts: list[dict[str, Any]] = []
+    for sizes in (free, calls, {}):
+        draft = draft_of(region, model_type, phase, set(taken), sizes)
+        if draft not in drafts:
+            drafts.append(draft)
+    taken.add(drafts[0]["name"])
+    return drafts
 
 
 def free_sizes(region: Region, batch: int, seq: int) -> dict[int, str]:

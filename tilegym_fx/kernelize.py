@@ -6,7 +6,6 @@ what runs: there is no other path.
 
 from __future__ import annotations
 
-import copy
 import sys
 import time
 import warnings
@@ -19,8 +18,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
+from torch.utils._pytree import tree_map_only
 
 from . import apply as binding
 from . import verify as judge
@@ -200,12 +201,14 @@ def _calls_inside(model: nn.Module, kwargs: dict[str, Any], groups: Sequence[Ali
     calls: dict[nn.Module, Call] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.setdefault(module, copy.deepcopy((args, kwargs)))
+        calls.setdefault(module, tree_map_only(torch.Tensor, torch.clone, (args, kwargs)))
         if len(calls) == len(groups):
             raise _SeenAll
 
+    caches.register(model)
     handles = [group.module.register_forward_pre_hook(note, with_kwargs=True) for group in groups]
-    mode = nullcontext() if _is_meta(model) else FakeTensorMode(allow_non_fake_inputs=True)
+    fake = detect_fake_mode(kwargs) or FakeTensorMode(allow_non_fake_inputs=True)
+    mode = nullcontext() if _is_meta(model) else fake
     try:
         with torch.no_grad(), mode, unchanged(model), caches.code_for_tracing(), caches.masks_as_when_run(kwargs):
             model(**kwargs)

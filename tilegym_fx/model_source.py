@@ -1,4 +1,4 @@
-"""Which model the user means: a name brought to a configuration of a causal language model.
+"""Which model the user means: a name brought to a configuration of a language model.
 
 A name is looked for in the shipped table, then as a folder, then as a transformers model type, then on the
 hub. Only configurations are read, never weights, and code that comes with one only when the caller trusts it.
@@ -43,7 +43,7 @@ class ModelSource:
     Attributes:
         name: What the user asked for.
         provenance: Where it was found.
-        config: The configuration of the causal language model; the text part where the model has several.
+        config: The configuration of the language model; the text part where the model has several.
         trust_remote_code: Whether code that comes with the configuration may be executed.
     """
 
@@ -74,7 +74,7 @@ def resolve_model(name: str, *, trust_remote_code: bool = False) -> ModelSource:
 
     Raises:
         UnknownModelError: Nothing of that name is found, it needs code that is not trusted, its configuration
-            is broken, or transformers has no causal language model for it.
+            is broken, or transformers has no model for it.
     """
     from transformers import CONFIG_MAPPING
 
@@ -95,6 +95,13 @@ def resolve_model(name: str, *, trust_remote_code: bool = False) -> ModelSource:
     return ModelSource(name, "hub", config, trust_remote_code)
 
 
+def hush_models() -> None:
+    """Keep transformers' warnings about single models off stderr, in this process."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+
+
 def causal_model_types() -> tuple[str, ...]:
     """Every model type for which transformers has a causal language model class."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -106,7 +113,7 @@ def configuration(model_type: str, fields: Mapping[str, Any]) -> PreTrainedConfi
     """The configuration of a transformers model type with some of its fields given.
 
     Raises:
-        UnknownModelError: There is no such type, or no causal language model for it, or the fields are refused.
+        UnknownModelError: There is no such type, or the fields are refused.
     """
     return _from_fields(model_type, {**fields, "model_type": model_type})
 
@@ -124,7 +131,7 @@ def _from_fields(name: str, fields: Mapping[str, Any]) -> PreTrainedConfig:
         raise _unknown_type(name, model_type)
     with _config_errors(name):
         config = CONFIG_MAPPING[model_type](**rest)
-    return _causal_config(name, config)
+    return _language_config(name, config)
 
 
 def _from_hub(name: str, *, trust: bool) -> PreTrainedConfig:
@@ -161,13 +168,16 @@ def _read(place: str, name: str, *, trust: bool, local: bool) -> PreTrainedConfi
         )
     with _config_errors(name), _quiet_hub():
         config = AutoConfig.from_pretrained(place, trust_remote_code=trust, local_files_only=local)
-    return _causal_config(name, config, trust=trust)
+    return _language_config(name, config, trust=trust)
 
 
-def _causal_config(name: str, config: PreTrainedConfig, *, trust: bool = False) -> PreTrainedConfig:
-    """The part of a configuration for which there is a causal language model class; the text part first."""
+def _language_config(name: str, config: PreTrainedConfig, *, trust: bool = False) -> PreTrainedConfig:
+    """The part of a configuration for which transformers has a model, the text part first.
+
+    A causal language model is preferred to an encoder-decoder, and both to a bare model.
+    """
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto import modeling_auto as auto
 
     if trust and _CAUSAL_CLASS in (getattr(config, "auto_map", None) or {}):
         return config
@@ -175,13 +185,18 @@ def _causal_config(name: str, config: PreTrainedConfig, *, trust: bool = False) 
         text = config.get_text_config(decoder=True)
     # Of a flat encoder-decoder the text part is a copy under changed names, which its own classes do not read.
     parts = (config,) if text.model_type == config.model_type else (text, config)
-    for candidate in parts:
-        if candidate.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            return candidate
+    for table in (
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_MAPPING_NAMES,
+    ):
+        for candidate in parts:
+            if candidate.model_type in table:
+                return candidate
     raise UnknownModelError(
         f"{name!r} has the model type {config.model_type!r}, for which transformers"
-        f" {transformers.__version__} has no causal language model class",
-        advice="Give a decoder-only language model, or the text model of this one",
+        f" {transformers.__version__} has no model class",
+        advice="Give a language model, or the text model of this one",
     )
 
 

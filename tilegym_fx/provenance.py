@@ -158,6 +158,7 @@ class Provenance:
     graph: fx.Graph
     calls: list[Call]
     _origins: dict[int, Origin]
+    _replaced: dict[int, int]
     held: Mapping[str, str] = field(default_factory=dict)
     _nodes: dict[int, fx.Node] = field(default_factory=dict)
     _names: dict[str, fx.Node] = field(default_factory=dict)
@@ -204,7 +205,10 @@ class Provenance:
 
     def resolve(self, ref: NodeRef) -> fx.Node | None:
         """The exported node that a recorded value stands for, None if export dropped it."""
-        return self._nodes.get(ref.id)
+        number = ref.id
+        while number not in self._nodes and number in self._replaced:
+            number = self._replaced[number]
+        return self._nodes.get(number)
 
     def origin(self, node: fx.Node) -> Origin | None:
         """The call and instruction that created an exported node; None for inputs and parameters."""
@@ -272,6 +276,7 @@ class Recorder:
         self._calls: list[Call] = []
         self._stack: list[tuple[FrameType, Call, dict[str, Any]]] = []
         self._origins: dict[int, Origin] = {}
+        self._replaced: dict[int, int] = {}
         self._traced: dict[CodeType, bool] = {}
         self._count = 0
         self._thread = threading.get_ident()
@@ -284,7 +289,7 @@ class Recorder:
             graph: The exported graph, before normalisation. It is kept, so normalise a copy.
             held: Name of a graph input -> dotted path of the parameter or buffer that it is.
         """
-        return Provenance(module, graph, self._calls, self._origins, dict(held))
+        return Provenance(module, graph, self._calls, self._origins, self._replaced, dict(held))
 
     def created(self, node: fx.Node) -> None:
         """Notes that the graph under construction got a node."""
@@ -295,6 +300,11 @@ class Recorder:
             frame, call, _ = self._stack[-1]
             self._origins[self._count] = Origin(call, frame.f_lasti)
         self._count += 1
+
+    def replaced(self, node: fx.Node, by: fx.Node) -> None:
+        """Notes that one node took the place of another, as the empty first part of a cache is dropped."""
+        if NODE_KEY in node.meta and NODE_KEY in by.meta and node.meta[NODE_KEY] != by.meta[NODE_KEY]:
+            self._replaced[node.meta[NODE_KEY]] = by.meta[NODE_KEY]
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
         """The trace function for new frames: follows those of model code."""
@@ -413,11 +423,19 @@ def _watched_nodes(recorder: Recorder) -> Iterator[None]:
         recorder.created(node)
         return node
 
+    replace = fx.Node.replace_all_uses_with
+
+    def replace_all_uses_with(node: fx.Node, by: fx.Node, *args: Any, **kwargs: Any) -> list[fx.Node]:
+        recorder.replaced(node, by)
+        return replace(node, by, *args, **kwargs)
+
     fx.Graph.create_node = create_node  # type: ignore[method-assign,assignment]
+    fx.Node.replace_all_uses_with = replace_all_uses_with  # type: ignore[method-assign]
     try:
         yield
     finally:
         fx.Graph.create_node = original  # type: ignore[method-assign]
+        fx.Node.replace_all_uses_with = replace  # type: ignore[method-assign]
 
 
 @contextmanager

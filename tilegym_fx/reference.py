@@ -14,7 +14,7 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)
-_INFIX = {
+_INFIX: dict[Any, str] = {
     aten.add.Tensor: "+", aten.sub.Tensor: "-", aten.mul.Tensor: "*", aten.div.Tensor: "/",
     aten.add.Scalar: "+", aten.sub.Scalar: "-", aten.mul.Scalar: "*", aten.div.Scalar: "/",
     aten.lt.Tensor: "<", aten.le.Tensor: "<=", aten.gt.Tensor: ">", aten.ge.Tensor: ">=",
@@ -25,8 +25,8 @@ _INFIX = {
 #: Functions of torch that are called like the operation, with its arguments in order.
 _PLAIN = {
     "abs", "amax", "amin", "bmm", "clamp", "cos", "erf", "exp", "log", "logical_and", "logical_not",
-    "logical_or", "matmul", "maximum", "minimum", "pow", "reciprocal", "relu", "rsqrt", "sigmoid", "sin", "sqrt",
-    "tanh", "where",
+    "logical_or", "matmul", "maximum", "minimum", "pow", "reciprocal", "relu", "rsqrt", "sigmoid", "sin",
+    "sqrt", "tanh", "where",
 }  # fmt: skip
 
 
@@ -156,9 +156,9 @@ def _softmax(writer: _Writer, node: Node) -> str:
     return f"torch.{_stem(node)}({writer.text(source)}, dim={dim}{cast})"
 
 
-def _method(name: str, *, sizes: bool = False) -> Callable[[_Writer, Node], str | None]:
+def _method(name: str, most: int = 2, *, sizes: bool = False) -> Callable[[_Writer, Node], str | None]:
     def write(writer: _Writer, node: Node) -> str | None:
-        if node.kwargs:
+        if node.kwargs or (not sizes and len(node.args) > most):
             return None
         rest = writer.sizes(node.args[1]) if sizes else ", ".join(writer.text(a) for a in node.args[1:])  # type: ignore[arg-type]
         return f"{writer.text(node.args[0])}.{name}({rest})"
@@ -183,9 +183,9 @@ _SPECIAL: dict[Any, Callable[[_Writer, Node], str | None]] = {
     aten.softmax.int: _softmax,
     aten.log_softmax.int: _softmax,
     aten.to.dtype: _method("to"),
-    aten.transpose.int: _method("transpose"),
+    aten.transpose.int: _method("transpose", 3),
     aten.expand.default: _method("expand", sizes=True),
-    aten.masked_fill.Scalar: _method("masked_fill"),
+    aten.masked_fill.Scalar: _method("masked_fill", 3),
     aten.neg.default: lambda writer, node: f"-{writer.text(node.args[0])}",
     aten.cat.default: lambda writer, node: (
         f"torch.cat({writer.text(node.args[0])}, dim={node.args[1] if len(node.args) > 1 else 0})"

@@ -15,6 +15,7 @@ from .reference import text_of
 from .results import Site
 
 _MAX_NODES = 60
+_CAST = torch.ops.aten.to.dtype
 _SLICE = torch.ops.aten.slice.Tensor
 
 
@@ -101,7 +102,8 @@ def _parts(nodes: Sequence[Node]) -> list[list[Node]]:
 def _region(nodes: Sequence[Node], seconds: dict[Node, float]) -> Region | None:
     inside, views = set(nodes), view_nodes()
     total = sum(seconds.get(n, 0.0) for n in nodes)
-    if total <= 0 or len(nodes) > _MAX_NODES or all(n.target in views for n in nodes):
+    computed = [n for n in nodes if n.target not in views and n.target is not _CAST]
+    if total <= 0 or len(nodes) > _MAX_NODES or not computed:
         return None
     inputs = tuple(dict.fromkeys(a for n in nodes for a in n.all_input_nodes if a not in inside))
     outputs = tuple(n for n in nodes if any(u not in inside for u in n.users))

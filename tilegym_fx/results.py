@@ -1,4 +1,4 @@
-"""The in-memory records handed from stage to stage. Frozen, torch-light, and ignorant of how they are made."""
+"""The in-memory records handed from stage to stage: frozen, and ignorant of how they are made."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Match:
         inputs: Definition input name -> node or captured literal, in the Definition's order.
         outputs: The nodes whose values the Definition's outputs are, in the Definition's order.
         nodes: Every node that the replacement makes redundant, in graph order (outputs included).
-        shared: Nodes that the pattern covers but that stay because others read them too (views and casts only).
+        shared: Nodes that the pattern covers but that stay, as others read them too (views and casts only).
         site: Where the anchor node comes from.
     """
 

@@ -90,10 +90,15 @@ def _sort(graph: Graph, order: dict[Node, float]) -> None:
     dependencies.add_nodes_from(graph.nodes)
     for node in graph.nodes:
         dependencies.add_edges_from((source, node) for source in node.all_input_nodes)
-    writes = Writes(graph)
+    _arrange(graph, dependencies, order)
+    writes = Writes(graph)  # which reads a graph in order
     if writes:
         timed = sorted((n for n in graph.nodes if _touches(n, writes)), key=order.__getitem__)
         dependencies.add_edges_from(pairwise(timed))
+        _arrange(graph, dependencies, order)
+
+
+def _arrange(graph: Graph, dependencies: nx.DiGraph, order: dict[Node, float]) -> None:
     rank = {node: i for i, node in enumerate(sorted(graph.nodes, key=_rank(order)))}
     try:
         sorted_nodes = list(nx.lexicographical_topological_sort(dependencies, key=rank.__getitem__))

@@ -80,8 +80,15 @@ class TestModelType:
     def test_of_a_composite_model_the_text_part_is_taken(self) -> None:
         assert resolve_model("gemma3").model_type == "gemma3_text"
 
-    def test_a_type_without_a_causal_class_is_refused(self) -> None:
-        assert "for which transformers" in error_of("t5")
+    @pytest.mark.parametrize("name", ["bert", "t5", "whisper", "distilbert"])
+    def test_encoders_and_encoder_decoders_are_taken(self, name: str) -> None:
+        assert resolve_model(name).model_type == name
+
+    def test_of_a_flat_encoder_decoder_the_configuration_stays_as_it_is(self) -> None:
+        assert resolve_model("bart").config.to_dict() == CONFIG_MAPPING["bart"]().to_dict()
+
+    def test_a_type_without_a_model_class_is_refused(self) -> None:
+        assert "for which transformers" in error_of("siglip_vision_projector")
 
     def test_a_misspelt_type_is_answered_with_the_nearest(self) -> None:
         assert "did you mean `llama`" in error_of("lamma")
@@ -113,9 +120,8 @@ class TestFolder:
             ({"hidden_size": 8}, "without a model_type"),
             ({"model_type": "lamma"}, "'lamma', which transformers"),
             ({"model_type": "llama", "hidden_size": "wide"}, "is not usable: .*hidden_size"),
-            ({"model_type": "t5"}, "no causal language model class"),
         ],
-        ids=["cut", "list", "no type", "unknown type", "wrong field", "no class"],
+        ids=["cut", "list", "no type", "unknown type", "wrong field"],
     )
     def test_a_broken_one_is_one_clear_error(self, tmp_path: Path, config: Any, message: str) -> None:
         with pytest.raises(UnknownModelError, match=message):

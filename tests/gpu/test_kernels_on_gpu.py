@@ -1,4 +1,4 @@
-"""Every Solution on a real GPU against the float64 evaluation of its Definition, on ordinary and adversarial inputs."""
+"""Every Solution on a real GPU against float64, on ordinary and on adversarial inputs."""
 
 from __future__ import annotations
 

@@ -232,7 +232,9 @@ def _attend(r: Rounding, q: Any, k: Any, v: Any, bias: Any, scale: float) -> Any
 
 
 @exact("sink_attention_masked", "sink_attention_step")
-def _sink_attention(r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, sinks: Any, scale: float) -> Any:
+def _sink_attention(
+    r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, sinks: Any, scale: float
+) -> Any:
     """The sink is a key that gives its score whatever the query, and a value of zero."""
     sink = sinks[:, None, None].expand(q.shape[0], -1, q.shape[2], 1)
     return _attend_eagerly(r, q, k, v, mask, lambda scores: scores * scale, sink)
@@ -242,7 +244,9 @@ def _sink_attention(r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, s
 def _softcap_attention(
     r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, scale: float, softcap: float
 ) -> Any:
-    return _attend_eagerly(r, q, k, v, mask, lambda scores: softcap * torch.tanh(scores * scale / softcap), None)
+    return _attend_eagerly(
+        r, q, k, v, mask, lambda scores: softcap * torch.tanh(scores * scale / softcap), None
+    )
 
 
 def _attend_eagerly(
@@ -260,7 +264,9 @@ def _attend_eagerly(
     weights = torch.softmax(scores, -1)[..., : k.shape[-2]]
     relative = torch.expm1(2 * (8 * r.relative * largest + 16 * ROUNDED32 * size))
     relative = relative + 3 * r.relative + k.shape[-2] * ROUNDED32
-    tolerance = relative * (weights @ v.abs()) + k.shape[-2] * r.step * v.abs().amax(-2, keepdim=True) + r.step
+    tolerance = (
+        relative * (weights @ v.abs()) + k.shape[-2] * r.step * v.abs().amax(-2, keepdim=True) + r.step
+    )
     return (((weights @ v).transpose(1, 2), tolerance.transpose(1, 2)),)
 
 
@@ -283,7 +289,13 @@ def _gqa_masked(r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, scale
 
 @exact("experts_silu", "experts_silu_fp32")
 def _experts_silu(
-    r: Rounding, name: str, hidden_states: Any, top_k_index: Any, top_k_weights: Any, gate_up_proj: Any, down_proj: Any
+    r: Rounding,
+    name: str,
+    hidden_states: Any,
+    top_k_index: Any,
+    top_k_weights: Any,
+    gate_up_proj: Any,
+    down_proj: Any,
 ) -> Any:
     both, error = _projected(r, gate_up_proj[top_k_index], hidden_states[:, None])
     (gate, up), (gate_error, up_error) = both.chunk(2, -1), error.chunk(2, -1)
@@ -357,3 +369,82 @@ def _linear_add(r: Rounding, name: str, input: Any, weight: Any, residual: Any) 
 def _cache_append(r: Rounding, name: str, cache: Any, new: Any) -> Any:
     value = torch.cat((cache, new), dim=-2)
     return ((value, torch.full_like(value, r.step)),)
+
+
+def _rows_projected(r: Rounding, rows: Any, weight: Any, bias: Any = None) -> tuple[Any, Any]:
+    """A projection of rows that are known up to a tolerance, rounded once."""
+    x, error = rows
+    value = x @ weight.T + (0 if bias is None else bias)
+    added = 0 if bias is None else 2 * ROUNDED32 * bias.abs()
+    size = x.abs() @ weight.abs().T
+    return value, error @ weight.abs().T + r.relative * value.abs() + x.shape[
+        -1
+    ] * ROUNDED32 * size + r.step + added
+
+
+def _opened(r: Rounding, name: str, gate: tuple[Any, Any], up: tuple[Any, Any]) -> Any:
+    """The gated product of projections that are known up to a tolerance; neither gate is steeper than 1.2."""
+    act = "gelu_tanh_mul" if "gelu" in name else "silu_mul"
+    ((value, tolerance),) = EXACT[act](r, act, gate[0], up[0])
+    opened = (
+        gate[0] / 2 * (1 + torch.tanh(gate[0] / 2))
+        if act == "silu_mul"
+        else _ACTIVATIONS["gelu_tanh"](gate[0])
+    )
+    steep = 1.2 * gate[1]
+    return ((value, 1.01 * tolerance + steep * up[0].abs() + (opened.abs() + steep) * up[1]),)
+
+
+def _normed(r: Rounding, name: str, x: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+    return _rms(r, x, weight, eps, "rms_norm_plus_one" if "plus_one" in name else "rms_norm")
+
+
+@exact("linear_silu_mul", "linear_gelu_tanh_mul")
+def _linear_mul(r: Rounding, name: str, input: Any, gate_weight: Any, up_weight: Any) -> Any:
+    rows = input, torch.zeros_like(input)
+    return _opened(r, name, _rows_projected(r, rows, gate_weight), _rows_projected(r, rows, up_weight))
+
+
+@exact("linear_silu_mul_packed")
+def _linear_mul_packed(r: Rounding, name: str, input: Any, weight: Any) -> Any:
+    return _linear_mul(r, name, input, *weight.chunk(2))
+
+
+@exact("rms_norm_linear_silu_mul", "rms_norm_plus_one_linear_gelu_tanh_mul")
+def _norm_linear_mul(
+    r: Rounding, name: str, hidden_states: Any, norm_weight: Any, eps: float, gate_weight: Any, up_weight: Any
+) -> Any:
+    rows = _normed(r, name, hidden_states, norm_weight, eps)
+    return _opened(r, name, _rows_projected(r, rows, gate_weight), _rows_projected(r, rows, up_weight))
+
+
+@exact("rms_norm_linear_silu_mul_packed")
+def _norm_linear_mul_packed(
+    r: Rounding, name: str, hidden_states: Any, norm_weight: Any, eps: float, weight: Any
+) -> Any:
+    return _norm_linear_mul(r, name, hidden_states, norm_weight, eps, *weight.chunk(2))
+
+
+@exact("linear_qkv")
+def _qkv(r: Rounding, name: str, input: Any, q_weight: Any, k_weight: Any, v_weight: Any) -> Any:
+    rows = input, torch.zeros_like(input)
+    return tuple(_rows_projected(r, rows, weight) for weight in (q_weight, k_weight, v_weight))
+
+
+@exact("linear_qkv_bias")
+def _qkv_bias(r: Rounding, name: str, input: Any, **named: Any) -> Any:
+    rows = input, torch.zeros_like(input)
+    return tuple(_rows_projected(r, rows, named[f"{x}_weight"], named[f"{x}_bias"]) for x in "qkv")
+
+
+@exact("rms_norm_linear")
+def _norm_linear(
+    r: Rounding, name: str, hidden_states: Any, norm_weight: Any, eps: float, weight: Any
+) -> Any:
+    return (_rows_projected(r, _normed(r, name, hidden_states, norm_weight, eps), weight),)
+
+
+@exact("rms_norm_linear_qkv", "rms_norm_linear_qkv_bias", "rms_norm_plus_one_linear_qkv")
+def _norm_qkv(r: Rounding, name: str, hidden_states: Any, norm_weight: Any, eps: float, **named: Any) -> Any:
+    rows = _normed(r, name, hidden_states, norm_weight, eps)
+    return tuple(_rows_projected(r, rows, named[f"{x}_weight"], named.get(f"{x}_bias")) for x in "qkv")

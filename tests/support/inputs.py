@@ -26,6 +26,7 @@ SIZES = {
     "I": 40,
     "K": 48,
     "M": 56,
+    "Q": 112,
     "R": 8,
     "E": 5,
     "V": 24,
@@ -62,6 +63,8 @@ def make_inputs(
         own = torch.float32 if spec.dtype == "float32" else dtype
         if key.endswith("_proj"):
             value *= 0.2
+        elif key.endswith(("_weight", "_bias")):
+            value *= shape[-1] ** -0.5 if len(shape) == 2 else WEIGHTS[weights]
         elif key in ("weight", "bias"):
             value *= WEIGHTS[weights]
             value.view(-1)[::3] *= weights != "near zero"

@@ -159,6 +159,8 @@ def layers_only(fields: Fields) -> Overrides:
             overrides[key] = layers_only(value)
         elif count > len(kept):
             overrides.update(_kept_part(key, value, kept, count))
+    if fields.get("is_decoder") is False and not fields.get("is_encoder_decoder"):
+        overrides["is_decoder"] = True
     if fields.get(_SHARED):
         overrides[_SHARED] = sum(layer >= count - fields[_SHARED] for layer in kept)
     return overrides | _tight_periods(fields)
@@ -193,8 +195,6 @@ def tiny(fields: Fields) -> Overrides:
 
 def _tiny(fields: Fields) -> Overrides:
     overrides = layers_only(fields)
-    if fields.get("is_decoder") is False and not fields.get("is_encoder_decoder"):
-        overrides["is_decoder"] = True
     hidden = next((fields[name] for name in _HIDDEN if isinstance(fields.get(name), int)), None)
     for key, value in fields.items():
         if _is_nested(key, value):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..export import MODEL_ERRORS, describe
 from ..inventory import Inventory, load
+from ..model_source import hush_models
 from ..pipeline import matcher_for
 from .judge import judge
 from .record import Row
@@ -21,19 +22,13 @@ def main(roots: list[str]) -> int:
     """Try one model type for each line of stdin."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what models print is no answer
-    _quiet()
+    hush_models()
     inventory = load(*map(Path, roots))
     matcher_for(inventory)
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         print(_row(line.strip(), inventory).line(), file=answers, flush=True)
     return 0
-
-
-def _quiet() -> None:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
 
 
 def _row(model_type: str, inventory: Inventory) -> Row:

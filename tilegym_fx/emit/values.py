@@ -183,7 +183,7 @@ class View:
         if children:
             return children[0].returned if len(children) == 1 else OPAQUE
         numbers = [m.first for m in made]
-        nodes = [self.provenance._nodes.get(n) for n in numbers]
+        nodes = [self.provenance.resolve(NodeRef(n)) for n in numbers]
         items = [n for n, node in zip(numbers, nodes, strict=True) if node is not None and _is_getitem(node)]
         if items:
             return tuple(NodeRef(n) for n in items)

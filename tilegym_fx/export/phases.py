@@ -96,7 +96,7 @@ def phase_inputs(
     """The keyword arguments with which ``generate()`` calls a model in a phase, for :func:`export_module`.
 
     Args:
-        model: A causal language model of transformers.
+        model: A language model of transformers: causal, encoder-decoder, or an encoder (prefill alone).
         phase: Which call.
         batch: Sequences.
         seq: Tokens of the prompt, and entries of the cache in decode.
@@ -111,18 +111,44 @@ def phase_inputs(
         )
     _check_length(model, phase, seq)
     device = next(model.parameters()).device
-    kwargs: dict[str, Any] = {"use_cache": True}
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+    accepted = inspect.signature(model.forward).parameters
+    if "input_ids" not in accepted:
+        raise ExportError(
+            f"{type(model).__name__} is not called with token ids",
+            advice="Capture it with inputs of its own: kernelize(model, inputs=...)",
+        )
+    kwargs: dict[str, Any] = {}
+    if "use_cache" in accepted or caches.cache_name(model):
+        kwargs["use_cache"] = True
+    if "logits_to_keep" in accepted:
         kwargs["logits_to_keep"] = 1
+    if "decoder_input_ids" in accepted:
+        return _two_sided_inputs(model, phase, batch, seq, kwargs, padded=padded)
     length, total = seq, seq
     if phase == "decode":
         length, total = 1, seq + 1
-        name, cache = _filled_cache(model, _tokens(batch, seq, device), kwargs)
+        name, cache = caches.cache_of(model, _after_prompt(model, {"input_ids": _tokens(batch, seq, device), **kwargs}))
         kwargs[name] = cache
     if padded:
         kwargs["attention_mask"] = torch.ones(batch, total, dtype=torch.long, device=device)
     kwargs["input_ids"] = _tokens(batch, length, device)
     return kwargs
+
+
+def _two_sided_inputs(
+    model: nn.Module, phase: Phase, batch: int, seq: int, kwargs: dict[str, Any], *, padded: bool
+) -> dict[str, Any]:
+    """Of an encoder-decoder: the prompt is encoded and the first token decoded; then one more token."""
+    device = next(model.parameters()).device
+    first = {"input_ids": _tokens(batch, seq, device), "decoder_input_ids": _tokens(batch, 1, device), **kwargs}
+    if padded:
+        first["attention_mask"] = torch.ones(batch, seq, dtype=torch.long, device=device)
+    if phase == "prefill":
+        return first
+    results = _after_prompt(model, first)
+    name, cache = caches.cache_of(model, results)
+    del first["input_ids"]
+    return {**first, name: cache, "encoder_outputs": (results.encoder_last_hidden_state,)}
 
 
 def _tokens(batch: int, length: int, device: torch.device) -> torch.Tensor:
@@ -141,15 +167,14 @@ def _check_length(model: nn.Module, phase: Phase, seq: int) -> None:
         )
 
 
-def _filled_cache(model: nn.Module, prompt: torch.Tensor, kwargs: dict[str, Any]) -> tuple[str, Any]:
-    """The argument that takes a cache, and the cache that a prompt leaves; nothing is computed."""
+def _after_prompt(model: nn.Module, kwargs: dict[str, Any]) -> Any:
+    """What a call gives, the cache that it leaves among it; nothing is computed."""
     if caches.cache_name(model) is None:
         raise ExportError(f"{type(model).__name__} takes no cache", advice="Scan its prefill phase alone")
-    on_meta = prompt.device.type == "meta"
+    on_meta = next(model.parameters()).device.type == "meta"
     mode = nullcontext() if on_meta else FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with torch.no_grad(), mode, unchanged(model), caches.code_for_tracing():
-            results = model(input_ids=prompt, **kwargs)
+            return model(**kwargs)
     except MODEL_ERRORS as error:
         raise ExportError(f"{type(model).__name__} cannot fill its cache: {describe(error)}") from error
-    return caches.cache_of(model, results)

@@ -29,16 +29,25 @@ _FUNCTIONAL: dict[Any, Any] = {
 
 
 def drop_needless_writes(graph: Graph) -> int:
-    """``x.add_(y)`` becomes ``x + y`` where ``x`` is new and read by nobody else."""
+    """``x.add_(y)`` becomes ``x + y`` where ``x`` is new and nobody reads it afterwards."""
+    found = list(calls(graph, set(_FUNCTIONAL)))
+    position = {node: i for i, node in enumerate(graph.nodes)} if found else {}
     changed = 0
-    for node in calls(graph, set(_FUNCTIONAL)):
+    for node in found:
         old = node.args[0]
-        if not isinstance(old, Node) or list(old.users) != [node] or node.kwargs or not _is_new(old):
+        if not isinstance(old, Node) or node.kwargs or not _is_new(old):
+            continue
+        if not all(user is node or _has_read(user, position, node) for user in old.users):
             continue
         if _gives_the_same(_FUNCTIONAL[node.target], node):
             replace(node, _FUNCTIONAL[node.target], node.args)
             changed += 1
     return changed
+
+
+def _has_read(user: Node, position: dict[Node, int], writer: Node) -> bool:
+    """Whether a reader is done before the write and keeps no view of what it read."""
+    return position.get(user, len(position)) < position[writer] and _makes_memory(user.target)
 
 
 def _is_new(node: Node) -> bool:

@@ -153,7 +153,7 @@ class HostWriter:
         for other, text in self._plan.arrays.items():
             if shape_of(other)[-1:] == (size,):
                 return f"{text}.shape[-1]"
-        return str(size)
+        return _times(size // self._plan.unit)
 
     def _dtype(self, node: Node) -> str:
         if node in self._plan.follows:
@@ -167,10 +167,15 @@ class HostWriter:
     def _view(self, piece: Piece, text: str) -> str:
         """The array as the kernel sees it."""
         if piece.segment is not None:
-            text = f"{text}[..., {piece.segment[0]}:{piece.segment[1]}]"
+            text = f"{text}{self._columns_of(piece.segment)}"
         if self._is_flat():
             return f"{text}.reshape(rows, width)"
         return f"{text}.reshape({', '.join([*self._leading(piece.node), self._columns(piece.node)])})"
+
+    def _columns_of(self, segment: tuple[int, int]) -> str:
+        """Which columns, in widths of a segment."""
+        first, last = (bound // self._plan.unit for bound in segment)
+        return f"[..., {_times(first)} : {_times(last)}]" if first else f"[..., :{_times(last)}]"
 
     def _leading(self, node: Node) -> list[str]:
         """Texts of an array's sizes along the groups, 1 where it does not change."""
@@ -218,5 +223,9 @@ class HostWriter:
         if piece.segment is None:
             return self._view(piece, name).replace(".reshape(", ".view(")
         width = f"{len(self._plan.segments(piece.node))} * width"
-        columns = f"[..., {piece.segment[0]}:{piece.segment[1]}]"
+        columns = self._columns_of(piece.segment)
         return f"{name}.view({', '.join([*self._leading(piece.node), width])}){columns}"
+
+
+def _times(count: int) -> str:
+    return "width" if count == 1 else f"{count} * width" if count else "0"

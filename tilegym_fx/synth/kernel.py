@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -118,10 +119,9 @@ class KernelWriter:
             for name, node in self._plan.outputs.items()
             for s in self._plan.segments(node)
         ]
-        after = self._after([s for s in stores if self._kind(s.node) == "row"], "finished", "The results.")
-        per_row = self._after(
-            [s for s in stores if self._kind(s.node) != "row"], "per_row", "One number a row."
-        )
+        rows = [s for s in stores if self._kind(s.node) == "row"] if self._plan.reductions else stores
+        after = self._after(rows, "finished", "The results.")
+        per_row = self._after([s for s in stores if s not in rows], "per_row", "One number a row.")
         used = [f for f in self._functions if f is not None]
         scalars = list(dict.fromkeys(s for f in used for s in f.lines.scalars))
         has_mean = any(REDUCTIONS[r.target] == "mean" for r in self._plan.reductions)
@@ -129,7 +129,7 @@ class KernelWriter:
         body = (
             self._with_reductions(before, after, per_row, stores, scalars, has_mean)
             if self._plan.reductions
-            else self._pointwise(after or per_row, stores, scalars)
+            else self._pointwise(after, stores, scalars)
         )
         helpers = {h for f in used for h in f.lines.helpers}
         return KernelText([f.text() for f in used], body, loads, stores, scalars, has_mean, helpers)
@@ -149,7 +149,9 @@ class KernelWriter:
         key = node, segment
         if key not in self._pieces:
             base = self._plan.arrays[node].split(".")[0]
-            others = {p.node for p in self._pieces.values() if p.name.split("_from_")[0] == base}
+            others = {
+                p.node for p in self._pieces.values() if re.split("_part_|_left|_right", p.name)[0] == base
+            }
             base = f"{base}_view" if others - {node} else base
             self._pieces[key] = Piece(_piece_name(base, segment, self._plan.segments(node)), node, segment)
         return self._pieces[key].name
@@ -357,7 +359,7 @@ def _piece_name(base: str, segment: Segment, segments: Sequence[Segment]) -> str
         return base
     if len(segments) == 2 and segment in segments:
         return f"{base}_{('left', 'right')[segments.index(segment)]}"
-    return f"{base}_from_{segment[0]}"
+    return f"{base}_part_{segments.index(segment)}"
 
 
 def _all(conditions: Sequence[str]) -> str:
