@@ -19,6 +19,8 @@ TILE = 4096
 
 @ct.kernel
 def cache_append_kernel(cache, new, out, WIDTH: ct.Constant[int]):
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     past, length = cache.shape[1], out.shape[1]
     tiles = ct.cdiv(length, WIDTH)
     row, k = ct.bid(0) // tiles, ct.bid(0) % tiles

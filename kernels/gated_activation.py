@@ -85,6 +85,8 @@ def gated(gate, up, kind, exact):
 
 @ct.kernel
 def gated_activation_kernel(gate, up, out, KIND: ct.Constant[int], WIDTH: ct.Constant[int]):
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     length = out.shape[1]
     tiles = ct.cdiv(length, WIDTH)
     row, k = ct.bid(0) // tiles, ct.bid(0) % tiles

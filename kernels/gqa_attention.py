@@ -153,6 +153,8 @@ def reach(mask, batch, head, row, rows, columns, kind):
 
 @ct.kernel
 def attention_span_kernel(mask, reaches, MASK: Int, ROWS: Int, COLUMNS: Int):
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     row, batch, head = ct.bid(0), ct.bid(1), ct.bid(2)
     from_end, from_start = reach(mask, batch, head, row, ROWS, COLUMNS, MASK)
     ct.store(reaches, (batch, head, 0, row), ct.reshape(ct.max(from_end), (1, 1, 1, 1)))
@@ -164,6 +166,8 @@ def attention_prefill_kernel(
     q, k, v, mask, reaches, y, factor,
     QUERIES: Int, KEYS: Int, WIDTH: Int, VALUE_WIDTH: Int, CAUSAL: Flag, MASK: Int, MASK_ROWS: Int,
 ):  # fmt: skip
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     batch, head = ct.bid(0) // q.shape[1], ct.bid(0) % q.shape[1]
     row = ct.num_blocks(1) - 1 - ct.bid(1)
     key_head = head // (q.shape[1] // k.shape[1])
@@ -209,6 +213,8 @@ def attention_decode_kernel(
     HEADS: Int, QUERIES: Int, KEYS: Int, WIDTH: Int, VALUE_WIDTH: Int,
     MASK: Int, MASK_ROWS: Int, COLUMNS: Int, DIRECT: Flag,
 ):  # fmt: skip
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     batch, head = ct.bid(0) // k.shape[1], ct.bid(0) % k.shape[1]
     rows = HEADS * QUERIES
     keys = k.shape[2]
@@ -249,6 +255,8 @@ def attention_decode_kernel(
 
 @ct.kernel
 def attention_combine_kernel(parts, tops, totals, y, QUERIES: Int, SHARES: Int, VALUE_WIDTH: Int):
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     length, key_heads = y.shape[1], y.shape[2]
     group, position = ct.bid(0) // length, ct.bid(0) % length
     batch, head = ct.bid(1) // key_heads, ct.bid(1) % key_heads

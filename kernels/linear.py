@@ -88,6 +88,8 @@ def added(sums, extra, row, column, epilogue):
 
 @ct.kernel
 def linear_gemv_kernel(x, weight, extra, y, EPILOGUE: Int, FEATURES: Int, DEPTH: Int, TMA: Flag):
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     column = ct.bid(0)
     products = ct.zeros((FEATURES, DEPTH), ct.float32)
     for k in range(ct.num_tiles(x, 1, (1, DEPTH))):
@@ -103,6 +105,8 @@ def linear_gemv_kernel(x, weight, extra, y, EPILOGUE: Int, FEATURES: Int, DEPTH:
 def linear_gemm_kernel(
     x, weight, extra, y, parts, EPILOGUE: Int, ROWS: Int, FEATURES: Int, DEPTH: Int, SPLIT: Int
 ):  # fmt: skip
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     row, column = grouped(ct.bid(0), ct.cdiv(x.shape[0], ROWS), ct.cdiv(weight.shape[0], FEATURES))
     steps = ct.cdiv(x.shape[1], DEPTH)
     first = ct.bid(1) * ct.cdiv(steps, SPLIT)
@@ -128,6 +132,8 @@ def grouped(block, rows, columns):
 
 @ct.kernel
 def linear_reduce_kernel(parts, extra, y, EPILOGUE: Int, WIDTH: Int, SPLIT: Int):
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     column, row = ct.bid(0), ct.bid(1)
     sums = ct.zeros((1, WIDTH), ct.float32)
     for part in range(SPLIT):

@@ -168,6 +168,8 @@ def rms_norm_rows(sources, sums, kept, weight, out, eps, rounding, hidden, shape
 def rms_norm_kernel(
     x, weight, out, eps, ROUNDING: Int, HIDDEN: Int, OUTER: Int, INNER: Int, CHUNK: Int, ROWS_FIT: Flag
 ):  # fmt: skip
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     rms_norm_rows((x,), (), (), weight, out, eps, ROUNDING, HIDDEN, (OUTER, INNER, CHUNK), ROWS_FIT)
 
 
@@ -176,6 +178,8 @@ def add_rms_norm_kernel(
     x, residual, weight, out, residual_out, eps,
     ROUNDING: Int, HIDDEN: Int, OUTER: Int, INNER: Int, CHUNK: Int, ROWS_FIT: Flag,
 ):  # fmt: skip
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     shape = (OUTER, INNER, CHUNK)
     rms_norm_rows((x, residual), (residual_out,), (), weight, out, eps, ROUNDING, HIDDEN, shape, ROWS_FIT)
 
@@ -185,6 +189,8 @@ def rms_norm_add_kernel(
     x, residual, weight, out, eps,
     ROUNDING: Int, HIDDEN: Int, OUTER: Int, INNER: Int, CHUNK: Int, ROWS_FIT: Flag,
 ):  # fmt: skip
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     rms_norm_rows((x,), (), (residual,), weight, out, eps, ROUNDING, HIDDEN, (OUTER, INNER, CHUNK), ROWS_FIT)
 
 
@@ -245,6 +251,8 @@ def layer_norm_rows(sources, sums, weight, bias, out, eps, hidden, shape, rows_f
 def layer_norm_kernel(
     x, weight, bias, out, eps, HIDDEN: Int, OUTER: Int, INNER: Int, CHUNK: Int, ROWS_FIT: Flag
 ):  # fmt: skip
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     layer_norm_rows((x,), (), weight, bias, out, eps, HIDDEN, (OUTER, INNER, CHUNK), ROWS_FIT)
 
 
@@ -253,6 +261,8 @@ def add_layer_norm_kernel(
     x, residual, weight, bias, out, residual_out, eps,
     HIDDEN: Int, OUTER: Int, INNER: Int, CHUNK: Int, ROWS_FIT: Flag,
 ):  # fmt: skip
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     shape = (OUTER, INNER, CHUNK)
     layer_norm_rows((x, residual), (residual_out,), weight, bias, out, eps, HIDDEN, shape, ROWS_FIT)
 

@@ -105,6 +105,8 @@ def rotary_embedding_kernel(
     q, k, cos, sin, q_out, k_out,
     ROUND: Flag, HALF_DIM: Int, Q_GROUPS: Int, HEADS: Int, POSITIONS: Int, HALF: Int,
 ):  # fmt: skip
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
     group = ct.bid(1)
     shape = (1, HEADS, POSITIONS, HALF)
     if group < Q_GROUPS:

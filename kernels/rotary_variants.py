@@ -216,3 +216,18 @@ def rotary_embedding_single(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
         view, target = x.transpose(1, 2), out.transpose(1, 2)
         _launch((view, view, cos, sin, target, target), HALVES, width, width, True)
     return out
+
+
+def rotary_embedding_interleaved(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Pair:
+    """Rotates queries and keys by pairs; cos and sin are [batch or 1, 1, positions, head_dim]."""
+    return rotary_embedding_interleaved_partial(q, k, cos, sin)
+
+
+def rotary_embedding_interleaved_fp32_shared(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Pair:
+    """Rotates by pairs in float32 and rounds once; cos and sin are [batch or 1, 1, positions, head_dim]."""
+    width = q.shape[-1]
+    return _pair(q, k, cos[:, 0], sin[:, 0], PAIRS, width, width, rounded=False)

@@ -28,6 +28,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: Roundings of the output's dtype by which a result may be off, relative to the value and to its row.
 _ROUNDINGS = {torch.float32: 64.0}
 _USUAL_ROUNDINGS = 2.0
+#: Times the reference's own error that a result may be off.
+_WORSE = 8.0
 #: Factors on the small sizes: one tile, and several of which the last is ragged.
 _FACTORS = (1, 37)
 _MAX_ELEMENTS = 1 << 19
@@ -162,8 +164,9 @@ def difference(
         return [f"{type(error).__name__}: {' '.join(str(error).split())}"]
     if len(got) != len(wanted):
         return [f"gives {len(got)} values where the reference gives {len(wanted)}"]
+    own = _own_errors(reference, inputs, wanted)
     problems = [
-        f"output {i}: {p}" for i, pair in enumerate(zip(wanted, got, strict=True)) for p in _unequal(*pair)
+        f"output {i}: {p}" for i, one in enumerate(zip(wanted, got, own, strict=True)) for p in _unequal(*one)
     ]
     return problems + [
         f"writes to its input {k!r}" for k, v in before.items() if not torch.equal(v, moved[k])
@@ -174,19 +177,44 @@ def _as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
-def _unequal(wanted: torch.Tensor, got: torch.Tensor) -> Iterator[str]:
+def _own_errors(
+    reference: Callable[..., Any], inputs: Mapping[str, Any], wanted: Sequence[torch.Tensor]
+) -> list[float]:
+    """How far float32 results are from the reference in float64: sums that nearly cancel are worth little."""
+    floats = {k: v for k, v in inputs.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    if not floats or any(v.dtype != torch.float32 for v in floats.values()):
+        return [0.0] * len(wanted)
+    try:
+        with torch.no_grad():
+            exact = _as_tuple(reference(**{**inputs, **{k: v.double() for k, v in floats.items()}}))
+    except _CODE_ERRORS:  # it names a dtype that does not go with float64
+        return [0.0] * len(wanted)
+    return [_largest(e.double() - w.double()) for e, w in zip(exact, wanted, strict=True)]
+
+
+def _largest(error: torch.Tensor) -> float:
+    return float(error.nan_to_num(0, 0, 0).abs().max()) if error.numel() else 0.0
+
+
+def _unequal(wanted: torch.Tensor, got: torch.Tensor, own: float) -> Iterator[str]:
     if got.shape != wanted.shape:
         yield f"has shape {list(got.shape)}, not {list(wanted.shape)}"
     elif got.dtype != wanted.dtype:
         yield f"is {got.dtype}, not {wanted.dtype}"
-    elif (ratio := error_ratio(wanted, got)) > 1:
+    elif (ratio := error_ratio(wanted, got, own)) > 1:
         yield f"is off by {ratio:.3g} times what rounding explains"
     elif not got.is_contiguous():
         yield "is not contiguous"
 
 
-def error_ratio(wanted: torch.Tensor, got: torch.Tensor) -> float:
-    """The largest error in units of what is allowed at that element; 1 and less is right."""
+def error_ratio(wanted: torch.Tensor, got: torch.Tensor, own: float = 0.0) -> float:
+    """The largest error in units of what is allowed at that element; 1 and less is right.
+
+    Args:
+        wanted: The reference's result.
+        got: The kernel's.
+        own: The reference's own error.
+    """
     got = got.cpu()
     if not wanted.is_floating_point():
         return 0.0 if torch.equal(wanted, got) else math.inf
@@ -201,6 +229,7 @@ def error_ratio(wanted: torch.Tensor, got: torch.Tensor) -> float:
     allowed = _ROUNDINGS.get(wanted.dtype, _USUAL_ROUNDINGS) * info.eps * (wide.abs() + row)
     near_limit = wide.abs() > 0.99 * info.max
     allowed[near_limit] = math.inf
+    allowed += _WORSE * own
     return float((error / (allowed + info.smallest_normal)).max())
 
 

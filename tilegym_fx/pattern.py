@@ -176,7 +176,8 @@ class _Probe:
         inputs: dict[str, Any] = {}
         for position, (name, spec) in enumerate(definition.inputs.items()):
             if spec.shape is None:
-                inputs[name] = 0.0625 * self.seed + 0.001 * position
+                small = 0.0625 * self.seed + 0.001 * position
+                inputs[name] = self.seed + position if "int" in spec.dtype else small
             else:
                 shape = [axes[a] for a in spec.shape]
                 inputs[name] = torch.empty(shape, dtype=self._dtype(spec.dtype, len(shape)), device="meta")
@@ -228,7 +229,10 @@ def probe_axes(definition: Definition, seed: int, *, equal: bool = False) -> dic
     axes: dict[str, int] = {}
     for position, (name, axis) in enumerate(definition.axes.items()):
         axes[name] = axis.value if axis.type == "const" else 2 * (seed + 2 * position + seed * position)
+    scalars = {name for name, spec in definition.inputs.items() if spec.shape is None}
     for constraint in definition.constraints or ():
+        if scalars & set(re.findall(r"\w+", constraint)):
+            continue  # it limits what a call may give, not the sizes of the inputs
         if match := _EQUALS.match(constraint):
             axes[match[1]] = int(match[2] or 1) * axes[match[3]]
         elif match := _SUM.match(constraint):

@@ -14,7 +14,8 @@ from tilegym_fx.compile import ARCHITECTURES, compile_kernel
 from tilegym_fx.launch import recorded
 
 PAIRED = (
-    "rotary_embedding_half_width", "rotary_embedding_interleaved_fp32", "rotary_embedding_interleaved_partial",
+    "rotary_embedding_half_width", "rotary_embedding_interleaved", "rotary_embedding_interleaved_fp32",
+    "rotary_embedding_interleaved_fp32_shared", "rotary_embedding_interleaved_partial",
     "rotary_embedding_pairs_to_halves", "rotary_embedding_partial",
 )  # fmt: skip
 NAMES = (*PAIRED, "rotary_embedding_single")
@@ -23,8 +24,7 @@ DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 #: Heads that fill a tile and others, ragged groups of heads, single positions, few and all columns rotated.
 SIZES = (
     {"D": 64, "R": 32, "Hq": 9, "Hk": 3, "H": 9}, {"D": 80, "R": 40, "Hq": 4, "Hk": 4, "S": 5, "H": 4},
-    {"D": 96, "R": 48, "Hq": 3, "Hk": 1, "S": 1, "H": 3}, {"D": 256, "R": 128, "Hq": 16, "Hk": 8, "S": 3, "H": 16},
-    {"D": 12, "R": 6, "Hq": 71, "Hk": 1, "H": 71},
+    {"D": 96, "R": 48, "Hq": 3, "Hk": 1, "S": 1, "H": 3}, {"D": 256, "R": 128, "Hq": 9, "Hk": 1, "S": 3, "H": 9},
 )  # fmt: skip
 
 
@@ -119,8 +119,9 @@ def test_a_decode_step_takes_one_position(kernels):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_compiles_for_every_architecture(arch):
-    for index, name in enumerate(NAMES):
-        dtype = DTYPES[(index + ARCHITECTURES.index(arch)) % 3]
+    place = ARCHITECTURES.index(arch)
+    for index, name in enumerate(NAMES[place % 2 :: 2]):
+        dtype = DTYPES[(index + place) % 3]
         inputs = case(name, dtype, "ordinary", {"D": (128, 80)[index % 2], "R": (64, 40)[index % 2]})
         with recorded() as launches:
             INVENTORY.entry_point(name)(**inputs)

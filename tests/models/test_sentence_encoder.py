@@ -13,7 +13,11 @@ from transformers import AutoModel, AutoTokenizer
 
 from tilegym_fx.kernelize import kernelize, report, restore
 
-SENTENCES = ["A cat sleeps on the warm sofa.", "A kitten is napping on a couch in the sun.", "Interest rates rose."]
+SENTENCES = [
+    "A cat sleeps on the warm sofa.",
+    "A kitten is napping on a couch in the sun.",
+    "Interest rates rose.",
+]
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +64,18 @@ def test_the_weights_are_real(encoder: nn.Module, inputs: dict[str, torch.Tensor
     assert float(cat @ kitten) > 0.5 > float(cat @ rates)
 
 
-def test_another_batch_shape_runs_the_same_kernels(encoder: nn.Module, inputs: dict[str, torch.Tensor]) -> None:
+def test_another_batch_shape_runs_the_same_kernels(
+    encoder: nn.Module, inputs: dict[str, torch.Tensor]
+) -> None:
     one = {name: value[:1, :7] for name, value in inputs.items()}
     before = embeddings(encoder, one)
     kernelize(encoder, inputs=inputs)
     torch.testing.assert_close(embeddings(encoder, one), before, rtol=0, atol=1e-6)
 
 
-def test_restore_gives_back_the_very_same_numbers(encoder: nn.Module, inputs: dict[str, torch.Tensor]) -> None:
+def test_restore_gives_back_the_very_same_numbers(
+    encoder: nn.Module, inputs: dict[str, torch.Tensor]
+) -> None:
     before = embeddings(encoder, inputs)
     restore(kernelize(encoder, inputs=inputs))
     assert torch.equal(embeddings(encoder, inputs), before)

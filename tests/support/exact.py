@@ -185,6 +185,16 @@ def _with_tail(r: Rounding, pair: tuple[Any, Any], tail: Any) -> tuple[Any, Any]
     return torch.cat((pair[0], tail), -1), torch.cat((pair[1], torch.full_like(tail, r.step)), -1)
 
 
+@exact("rotary_table", "rotary_table_fp32", "rotary_table_half_width", "rotary_table_scaled")
+def _rotary_table(r: Rounding, name: str, positions: Any, frequencies: Any, scale: float = 1.0) -> Any:
+    """The angle is a float32 number, and what it is off by turns cosine and sine by as much."""
+    angles = (positions.float() * frequencies.float()).double()
+    angles = angles if "half" in name else torch.cat((angles, angles), -1)
+    kind = Rounding.of(torch.float32 if "fp32" in name else torch.bfloat16)
+    values = (angles.cos() * scale, angles.sin() * scale)
+    return tuple((value, kind.relative * value.abs() + 8 * ROUNDED32 * scale + kind.step) for value in values)
+
+
 def _pairs_to_halves(x: Any) -> Any:
     return torch.cat((x[..., ::2], x[..., 1::2]), -1)
 
@@ -199,7 +209,12 @@ def _rotary_interleaved_fp32(r: Rounding, name: str, q: Any, k: Any, cos: Any, s
     return tuple((_halves_to_pairs(value), _halves_to_pairs(tolerance)) for value, tolerance in turned)
 
 
-@exact("rotary_embedding_interleaved_partial")
+@exact("rotary_embedding_interleaved_fp32_shared")
+def _rotary_interleaved_shared(r: Rounding, name: str, q: Any, k: Any, cos: Any, sin: Any) -> Any:
+    return _rotary_interleaved_fp32(r, name, q, k, cos[:, 0], sin[:, 0])
+
+
+@exact("rotary_embedding_interleaved_partial", "rotary_embedding_interleaved")
 def _rotary_interleaved_partial(r: Rounding, name: str, q: Any, k: Any, cos: Any, sin: Any) -> Any:
     width = cos.shape[-1]
     halves = (_pairs_to_halves(x) for x in (q[..., :width], k[..., :width], cos[:, 0], sin[:, 0]))
@@ -285,6 +300,22 @@ def _gqa_causal(r: Rounding, name: str, q: Any, k: Any, v: Any, scale: float) ->
 def _gqa_masked(r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any:
     bias = torch.where(mask, 0.0, -math.inf).double() if mask.dtype == torch.bool else mask
     return _attend(r, q, k, v, bias, scale)
+
+
+@exact(
+    "router_softmax_topk", "router_softmax_topk_fp32", "router_softmax_topk_norm", "router_softmax_topk_norm_fp32",
+    "router_topk_softmax",
+)  # fmt: skip
+def _router(r: Rounding, name: str, logits: Any, k: int) -> Any:
+    best, index = torch.topk(logits, k, dim=-1)
+    shares = torch.softmax(logits, -1).gather(-1, index)
+    if "norm" in name:
+        shares = shares / shares.sum(-1, keepdim=True)
+    if name == "router_topk_softmax":
+        shares = torch.softmax(best, -1)
+    kind = Rounding.of(torch.float32) if "fp32" in name else r
+    size = logits.abs().amax(-1, keepdim=True) + logits.shape[-1]
+    return (shares, (kind.relative + 8 * ROUNDED32 * size) * shares + kind.step), (index, torch.zeros_like(index))
 
 
 @exact("experts_silu", "experts_silu_fp32")
@@ -448,3 +479,18 @@ def _norm_linear(
 def _norm_qkv(r: Rounding, name: str, hidden_states: Any, norm_weight: Any, eps: float, **named: Any) -> Any:
     rows = _normed(r, name, hidden_states, norm_weight, eps)
     return tuple(_rows_projected(r, rows, named[f"{x}_weight"], named.get(f"{x}_bias")) for x in "qkv")
+
+
+@exact("rms_norm_rotary_embedding", "rms_norm_plus_one_rotary_embedding")
+def _norm_rotary(
+    r: Rounding, name: str, q: Any, k: Any, q_weight: Any, k_weight: Any, eps: float, cos: Any, sin: Any
+) -> Any:
+    """The norm's tolerance is turned like the heads, with every sign taken as the worst."""
+    cos, sin = cos[:, None], sin[:, None]
+    outputs = []
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        head, error = (t.transpose(1, 2) for t in _normed(r, name, x, weight, eps))
+        value, size = _turn(head, cos, sin)
+        _, spread = _turn(error, cos.abs(), sin.abs())
+        outputs.append((value, r.relative * (1.01 * size + value.abs()) + 3 * r.step + 1.02 * spread))
+    return tuple(outputs)

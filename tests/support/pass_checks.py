@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from parts import PLAIN
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
@@ -98,7 +99,7 @@ def check_pass(
     left: int | None = 0,
     dynamic: bool = False,
     refused: Mapping[str, str] | None = None,
-    only: Sequence[str] | None = None,
+    only: Sequence[str] | None = PLAIN,
 ) -> Outcome:
     """Capture, match, rewrite and run.
 
@@ -109,7 +110,7 @@ def check_pass(
         left: How many calls must remain besides ours; None for any number.
         dynamic: Make dimensions of size BATCH and LENGTH symbolic, and run at other sizes too.
         refused: Definition -> pattern that one of its Rejections' reasons must fit.
-        only: Definitions to allow; None for all.
+        only: Definitions to allow; None for all. Those of `parts.PLAIN` if left out.
     """
     function, values = functional(code, inputs)
     graph_module = capture(function, values, dynamic=dynamic)

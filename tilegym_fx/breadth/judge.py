@@ -32,6 +32,8 @@ from .steps import difference, randomize, run_steps
 #: Tokens of the realistic prompt; of models whose graph has every token in it, fewer.
 _SEQ, _SHORT = 2048, 64
 _SHOWN_MISSES, _SHOWN_OPS = 6, 8
+#: What a fault of ours, or of the model's own code, can raise.
+FAULTS = (*MODEL_ERRORS, NameError, SyntaxError, MemoryError)
 _LAYER = re.compile(r"\.(\d+)(\.|$)")
 
 
@@ -133,7 +135,7 @@ def _kernelize(row: Row, model: nn.Module, trial: Trial) -> Row:
         return replace(row, verified=False, problem=error.what)
     except TilegymFxError as error:
         return replace(row, problem=error.what)
-    except MODEL_ERRORS as error:
+    except FAULTS as error:
         return replace(row, problem=f"crash: {describe(error)}")
     made = report(model)
     after = run_steps(model)

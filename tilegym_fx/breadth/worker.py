@@ -10,11 +10,11 @@ import os
 import sys
 from pathlib import Path
 
-from ..export import MODEL_ERRORS, describe
+from ..export import describe
 from ..inventory import Inventory, load
 from ..model_source import hush_models
 from ..pipeline import matcher_for
-from .judge import judge
+from .judge import FAULTS, judge
 from .record import Row
 
 
@@ -34,7 +34,7 @@ def main(roots: list[str]) -> int:
 def _row(model_type: str, inventory: Inventory) -> Row:
     try:
         return judge(model_type, inventory)
-    except MODEL_ERRORS as error:
+    except FAULTS as error:
         return Row(model_type, problem=f"crash: {describe(error)}")
 
 

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from functools import lru_cache
 
-from .source import FunctionSource
+from .source import FunctionSource, children
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _EVERYTHING = {"locals", "vars", "eval", "exec", "dir"}
 
 
-def reads(node: ast.AST, without: Iterable[ast.AST] = ()) -> set[str]:
+def reads(node: ast.AST, without: Iterable[ast.AST] = ()) -> frozenset[str]:
     """Names read anywhere inside a node, except inside the nodes in `without`."""
-    skipped = set(without)
+    skipped = frozenset(without)
+    return _reads(node, skipped) if skipped else _all_reads(node)
+
+
+@lru_cache(maxsize=1 << 14)
+def _all_reads(node: ast.AST) -> frozenset[str]:
+    return _reads(node, frozenset())
+
+
+def _reads(node: ast.AST, skipped: frozenset[ast.AST]) -> frozenset[str]:
     found: set[str] = set()
     todo: list[ast.AST] = [node]
     while todo:
@@ -28,11 +38,12 @@ def reads(node: ast.AST, without: Iterable[ast.AST] = ()) -> set[str]:
             found.add(at.id)
         if isinstance(at, ast.AugAssign) and isinstance(at.target, ast.Name):
             found.add(at.target.id)
-        todo.extend(ast.iter_child_nodes(at))
-    return found
+        todo.extend(children(at))
+    return frozenset(found)
 
 
-def binds(node: ast.AST) -> set[str]:
+@lru_cache(maxsize=1 << 14)
+def binds(node: ast.AST) -> frozenset[str]:
     """Names bound or deleted anywhere inside a node, nested blocks included, nested functions not."""
     found: set[str] = set()
     todo: list[ast.AST] = [node]
@@ -45,8 +56,8 @@ def binds(node: ast.AST) -> set[str]:
         elif isinstance(at, ast.alias):
             found.add((at.asname or at.name).split(".")[0])
         if not isinstance(at, _SCOPES) or at is node:
-            todo.extend(ast.iter_child_nodes(at))
-    return found
+            todo.extend(children(at))
+    return frozenset(found)
 
 
 def always_binds(statement: ast.stmt) -> set[str]:
@@ -80,7 +91,8 @@ def sees_all_locals(function: ast.FunctionDef) -> bool:
     )
 
 
-def captured(function: ast.FunctionDef) -> set[str]:
+@lru_cache(maxsize=1 << 10)
+def captured(function: ast.FunctionDef) -> frozenset[str]:
     """Names that functions nested in this one read or rebind, and names declared global or nonlocal."""
     found: set[str] = set()
     for node in ast.walk(function):
@@ -88,7 +100,7 @@ def captured(function: ast.FunctionDef) -> set[str]:
             found |= reads(node) | binds(node)
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             found |= set(node.names)
-    return found
+    return frozenset(found)
 
 
 def needed_after(

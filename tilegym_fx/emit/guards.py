@@ -23,6 +23,7 @@ from .flow import target_names
 from .outcome import Refusal
 from .owner import hooks_of
 from .scope import SHAPE_METHODS, Scope
+from .source import children
 from .values import View, view
 
 _CHOICES = (ast.IfExp, ast.BoolOp, ast.Compare, ast.UnaryOp)
@@ -68,14 +69,14 @@ class Inspector(Conditions):
         elif isinstance(expr, ast.Call):
             self._call(expr, scope, kept)
             return
-        for child in ast.iter_child_nodes(expr):
+        for child in children(expr):
             self._parts(child, scope, kept)
 
     def _parts(self, node: ast.AST, scope: Scope, kept: set[ast.expr]) -> None:
         if isinstance(node, ast.expr):
             self._expression(node, scope, kept)
             return
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             self._parts(child, scope, kept)
 
     def _choice(self, expr: ast.IfExp, scope: Scope, kept: set[ast.expr]) -> None:
@@ -143,9 +144,9 @@ class Inspector(Conditions):
 
     def _call(self, expr: ast.Call, scope: Scope, kept: set[ast.expr]) -> None:
         made = scope.at.made_at(expr)
-        children = [m.child for m in made if m.child is not None]
+        inner = [m.child for m in made if m.child is not None]
         target = scope.at.value(expr.func)
-        if isinstance(expr.func, ast.Name) and isinstance(target, FunctionType) and children:
+        if isinstance(expr.func, ast.Name) and isinstance(target, FunctionType) and inner:
             self._same_function(expr.func, target, scope)
         if target is getattr and (lifted := self._lift(expr, scope)) is not None:
             self._looked_up(lifted)
@@ -153,16 +154,16 @@ class Inspector(Conditions):
             raise Refusal(
                 f"`{ast.unparse(expr.func)}` is called in {scope.at.where()}, with effects that are not known"
             )
-        if len(children) > 1:
+        if len(inner) > 1:
             raise Refusal(f"a hook or wrapper runs around `{ast.unparse(expr.func)}` in {scope.at.where()}")
         if isinstance(target, nn.Module):
             self._module(expr.func, target, scope)
         if isinstance(expr.func, ast.Attribute) and not isinstance(target, nn.Module):
             self._expression(expr.func.value, scope, kept)
-        if children:
+        if inner:
             # What the called function does not look at has no effect, so a plain argument is met where it
             # is read.
-            self._inside(children[0], expr, scope)
+            self._inside(inner[0], expr, scope)
             lazy: tuple[type, ...] = (
                 ast.Name,
                 ast.Attribute,

@@ -12,6 +12,7 @@ from .flow import always_binds, binds, reads
 from .ground import Ground, right_side, short
 from .outcome import Facts, Refusal
 from .regions import writes_in_place
+from .source import children
 
 #: A piece of text, or an expression of the function that keeps its own text.
 Piece = str | ast.expr
@@ -52,7 +53,7 @@ class Inputs(Ground):
             ):
                 return [Operand(expr, statement, node)]
         found: list[Operand] = []
-        for child in ast.iter_child_nodes(expr):
+        for child in children(expr):
             found += self._find_operands(child, statement, root)
         return found
 

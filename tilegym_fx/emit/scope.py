@@ -13,6 +13,7 @@ from torch import nn
 
 from .flow import reads, target_names
 from .outcome import Refusal
+from .source import children
 from .values import View
 
 #: Methods of a tensor that give sizes.
@@ -177,7 +178,7 @@ class Lifter:
         if isinstance(lifted, ast.Name):
             return lifted.id == self._root or lifted.id not in self.home.source.code.co_varnames
         return all(
-            self._is_constant(part) for part in ast.iter_child_nodes(lifted) if isinstance(part, ast.expr)
+            self._is_constant(part) for part in children(lifted) if isinstance(part, ast.expr)
         )
 
     def _is_local(self, name: str, scope: Scope) -> bool:
@@ -197,7 +198,7 @@ class Lifter:
             if isinstance(node, ast.Name) and node.id not in seen:
                 seen.add(node.id)
                 todo.extend(_definitions(node.id, scope.at))
-            todo.extend(ast.iter_child_nodes(node))
+            todo.extend(children(node))
         return False
 
 

@@ -130,6 +130,18 @@ class FunctionSource:
         return hashlib.sha256(self.file.text[start:end].rstrip()).hexdigest()
 
 
+@lru_cache(maxsize=1 << 15)
+def children(node: ast.AST) -> tuple[ast.AST, ...]:
+    """The nodes directly below a node; looked at again and again, and never changed."""
+    return tuple(ast.iter_child_nodes(node))
+
+
+@lru_cache(maxsize=1 << 13)
+def walk(node: ast.AST) -> tuple[ast.AST, ...]:
+    """A node and all nodes below it."""
+    return tuple(ast.walk(node))
+
+
 @lru_cache(maxsize=4096)
 def function_source(code: CodeType) -> FunctionSource | None:
     """The source of a function, None if there is none to be found (built-in, lambda, generated)."""

@@ -7,14 +7,15 @@ import builtins
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from ..provenance import OPAQUE, Call, NodeRef, Provenance
-from .source import FunctionSource, function_source
+from .source import FunctionSource, function_source, walk
 
 #: Functions and methods that only look.
 _HARMLESS = {
@@ -49,6 +50,7 @@ class View:
         self.call = call
         self.source = source
         self._cache: dict[ast.expr, Any] = {}
+        self._numbers: dict[ast.AST, frozenset[int]] = {}
 
     @cached_property
     def made(self) -> list[Made]:
@@ -80,13 +82,17 @@ class View:
 
     def made_in(self, node: ast.AST) -> Iterator[Made]:
         """What a node of the tree and everything inside it made."""
-        for part in ast.walk(node):
-            if isinstance(part, ast.expr):
-                yield from self.made_at(part)
+        by_expr = self._by_expr
+        for part in walk(node):
+            yield from by_expr.get(part, ())  # type: ignore[call-overload]
 
-    def numbers_in(self, node: ast.AST) -> set[int]:
+    def numbers_in(self, node: ast.AST) -> frozenset[int]:
         """The numbers of the graph nodes made by a node of the tree and everything inside it."""
-        return {number for made in self.made_in(node) for number in range(made.first, made.last)}
+        found = self._numbers.get(node)
+        if found is None:
+            found = frozenset(n for made in self.made_in(node) for n in range(made.first, made.last))
+            self._numbers[node] = found
+        return found
 
     @cached_property
     def unplaced(self) -> set[int]:
@@ -167,7 +173,7 @@ class View:
         statement = self.source.statement(expr)
         assert statement is not None
         if expr.id in self.source.walrus and any(
-            isinstance(n, ast.NamedExpr) and n.target.id == expr.id for n in ast.walk(statement)
+            isinstance(n, ast.NamedExpr) and n.target.id == expr.id for n in walk(statement)
         ):
             return OPAQUE
         env = self.before(statement)
@@ -222,13 +228,13 @@ class View:
             return OPAQUE
         statement = self.source.statement(expr)
         env = self.before(statement) if statement is not None else {}
-        names = {n.id for n in ast.walk(expr) if isinstance(n, ast.Name)}
+        names = {n.id for n in walk(expr) if isinstance(n, ast.Name)}
         bound = {name: self._live(env[name]) for name in names if name in env}
         if any(_has_opaque(value) for value in bound.values()):
             return OPAQUE
-        if not all(_is_harmless(node) for node in ast.walk(expr)):
+        if not all(_is_harmless(node) for node in walk(expr)):
             return OPAQUE
-        program = compile(ast.Expression(expr), "<condition>", "eval")
+        program = _compiled(expr)
         try:
             return eval(program, dict(self.call.globals), bound)
         except (NameError, TypeError, AttributeError, KeyError, IndexError, ValueError, RuntimeError):
@@ -275,6 +281,11 @@ class View:
         """File, line and function for a message."""
         code = self.call.code
         return f"{code.co_name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})"
+
+
+@lru_cache(maxsize=1 << 12)
+def _compiled(expr: ast.expr) -> CodeType:
+    return compile(ast.Expression(expr), "<condition>", "eval")
 
 
 def view(provenance: Provenance, call: Call) -> View | None:

@@ -132,11 +132,18 @@ def _failing_block(module: nn.Module, error: BaseException | None, holes: Holes)
 
 
 def _candidate(part: nn.Module | None, module: nn.Module, holes: Holes) -> nn.Module | None:
-    """A block that can be left out: not the module itself, no container, no leaf of torch, not yet left out."""
+    """A block that can be left out: one with parameters of its own, no leaf of torch, and not nearly everything."""
     if part is None or part is module or type(part) in holes.reasons or type(part) is type(module):
         return None
     is_torch = type(part).__module__.startswith("torch.nn")
-    return None if is_torch or not any(True for _ in part.parameters()) else part
+    return None if is_torch or _is_the_body(part, module) else part
+
+
+def _is_the_body(part: nn.Module, module: nn.Module) -> bool:
+    """Whether a block has no parameters, or is the only one of its class and has most of all parameters."""
+    size = sum(p.numel() for p in part.parameters())
+    alone = sum(type(other) is type(part) for other in module.modules()) == 1
+    return size == 0 or (alone and size > 0.5 * sum(p.numel() for p in module.parameters()))
 
 
 def _observed(module: nn.Module, call: Call, kind: type[nn.Module]) -> dict[nn.Module, Any]:

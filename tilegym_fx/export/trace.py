@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -117,11 +119,15 @@ def export_module(
 def _trace(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> ExportedProgram:
+    said = io.StringIO()
     try:
-        with warnings.catch_warnings():
+        # Of a capture that fails, torch prints the whole graph so far: the error alone says enough.
+        with warnings.catch_warnings(), redirect_stderr(said):
             # That attributes were assigned does not matter: they are taken back.
             warnings.filterwarnings("ignore", message=".*assigned during export")
-            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        sys.stderr.write(said.getvalue())
+        return program
     except MODEL_ERRORS as error:
         raise ExportError(f"{type(module).__name__} cannot be exported: {describe(error)}") from error
 

@@ -30,6 +30,7 @@ PASSES: tuple[GraphPass, ...] = (
     casts.one_cast,
     casts.explicit_promotion,  # after one_cast: it must see which casts are real
     casts.drop_round_trips,
+    casts.one_softmax,
     views.dims_from_end,
     views.one_transpose,
     views.splits_to_slices,

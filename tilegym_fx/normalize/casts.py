@@ -92,3 +92,22 @@ def _is_promoted(value: object, result: torch.dtype) -> bool:
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return False
     return value.dtype != result and value.dtype.is_floating_point and result.is_floating_point
+
+
+def one_softmax(graph: Graph) -> int:
+    """``softmax(x.to(wider))`` becomes ``softmax(x, dtype=wider)``; a dtype that ``x`` has is not written down."""
+    writes = Writes(graph)
+    changed = 0
+    for node in calls(graph, {aten.softmax.int}):
+        source, dim, dtype = (*node.args, None)[:3]
+        if not isinstance(source, Node) or node.kwargs:
+            continue
+        cast = source.args[0] if source.target is CAST else None
+        if dtype is None and isinstance(cast, Node) and writes.may_stand_for(cast, source):
+            if _holds(val(source).dtype, val(cast).dtype):
+                replace(node, aten.softmax.int, (cast, dim, val(source).dtype))
+                changed += 1
+        elif dtype is not None and dtype == val(source).dtype:
+            replace(node, aten.softmax.int, (source, dim))
+            changed += 1
+    return changed

@@ -15,8 +15,9 @@ What cannot be written raises :class:`SynthesisError` with the operation that st
 
 from __future__ import annotations
 
+from .guards import guards_of
 from .plan import SynthesisError
 from .text import Written, write_kernel
 from .words import can_write
 
-__all__ = ["SynthesisError", "Written", "can_write", "write_kernel"]
+__all__ = ["SynthesisError", "Written", "can_write", "guards_of", "write_kernel"]

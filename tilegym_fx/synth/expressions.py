@@ -143,9 +143,12 @@ class Lines:
             isinstance(a, float) or (isinstance(a, Node) and self._dtype(a).is_floating_point)
             for a in node.args
         )
-        if node.target in COMPARISONS and not floats:
-            return name
+        if node.target in COMPARISONS and (not floats or self._beside_a_number(node)):
+            return name  # a number is rounded to the dtype that it is compared in
         return f"wide({name})" if floats else name
+
+    def _beside_a_number(self, node: Node) -> bool:
+        return not all(isinstance(a, Node) for a in node.args)
 
     def _dtype(self, node: Node) -> torch.dtype:
         dtype: torch.dtype = node.meta["val"].dtype

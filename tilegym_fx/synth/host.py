@@ -140,6 +140,8 @@ class HostWriter:
             if kind == "row" and shape_of(node)[-1] == shape_of(self._full)[-1]:
                 return f"{full}.shape"
             return f"(*{full}.shape[:-1], {self._last(node)})"
+        if not shape_of(node):
+            return "()"
         dims = self._space.axes[node]
         sizes = ["1" if d is None else self._axis(d) for d in dims]
         if self._space.kinds[node] != "none":

@@ -198,7 +198,31 @@ def can_write(node: Node) -> bool:
         return _is_number_op(node)
     if node.target in REDUCTIONS or node.target in COMPOSITES:
         return _is_along_rows(node)
-    return node.target in PLACES
+    return node.target in PLACES and _keeps_rows(node)
+
+
+def _keeps_rows(node: Node) -> bool:
+    """Whether a view leaves rows what they are: it is of columns, or of the dimensions before them."""
+    if node.target is aten.transpose.int:
+        return -1 not in node.args[1:3]
+    if node.target is aten.slice.Tensor:
+        return bool(node.args[1] == -1 and len(node.args) == 4 and _last(node) != 1)
+    if node.target is aten.cat.default:
+        return bool(len(node.args) > 1 and node.args[1] == -1)
+    if node.target is aten.reshape.default:
+        before, after = _last(node.args[0]), _last(node)
+        return before == after or before == 1 or (after == 1 and _drops_columns(node.args[0]))
+    return True
+
+
+def _last(node: Any) -> int | None:
+    shape = node.meta["val"].shape
+    return int(shape[-1]) if len(shape) and isinstance(shape[-1], int) else None
+
+
+def _drops_columns(node: Any) -> bool:
+    """Whether a value is a reduction without its last dimension."""
+    return node.target in REDUCTIONS and len(node.meta["val"].shape) < len(node.args[0].meta["val"].shape)
 
 
 def _is_number_op(node: Node) -> bool:

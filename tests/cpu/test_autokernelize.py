@@ -1,0 +1,258 @@
+"""The kernel loop: what helps is kept, what does not is undone, and the tree is clean whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from planted_model import write_hook, write_library, write_model, write_root
+
+from tilegym_fx.autokernelize import __main__ as command
+from tilegym_fx.autokernelize import ledger as book
+from tilegym_fx.autokernelize.ledger import Ledger, Row
+from tilegym_fx.autokernelize.loop import Options, run
+from tilegym_fx.autokernelize.page import page
+from tilegym_fx.autokernelize.repository import Repository
+from tilegym_fx.errors import UsageError
+from tilegym_fx.inventory.check import check
+
+#: Long enough for any experiment that is not meant to hang, on a machine that has other things to do.
+LONG = 600.0
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's file and a library."""
+    folder = tmp_path_factory.mktemp("loop")
+    write_model(folder)
+    write_library(folder / "library")
+    return folder
+
+
+def options(place: Path, root: Path, function: str, **changes: object) -> Options:
+    """A dry run on a function of the planted model."""
+    (root / "x").mkdir(parents=True)
+    (root / "x").rmdir()
+    made = Options(
+        f"{place / 'planted.py'}::{function}",
+        write_root(root),
+        root.parent / "results",
+        LONG,
+        dry_run=True,
+        alone=True,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def statuses(ledger: Ledger) -> list[str]:
+    return [row.status for row in ledger.rows]
+
+
+@pytest.fixture(scope="module")
+def kept(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Options, Ledger]:
+    root = tmp_path_factory.mktemp("kept") / "root"
+    asked = options(place, root, "make", libraries=(place / "library",))
+    return asked, run(asked, lambda line: None)
+
+
+def test_one_exact_one_compatible_and_one_new_region_are_kept(kept: tuple[Options, Ledger]) -> None:
+    asked, ledger = kept
+    assert statuses(ledger) == ["keep"] * 4
+    assert sorted(row.kind for row in ledger.rows[1:]) == ["compatible", "exact", "none"]
+    how = {row.kind: row.description for row in ledger.rows[1:]}
+    assert "exact: squash of library" in how["exact"]
+    assert "is silu_mul with an adapter that expands its inputs to one shape" in how["compatible"]
+    assert "synthesised" in how["none"]
+    coverage = [row.coverage or 0.0 for row in ledger.rows]
+    assert coverage == sorted(coverage)
+    assert coverage[0] == 0
+    assert coverage[-1] == pytest.approx(1)
+
+
+def test_what_is_kept_is_committed_and_passes_inventory_check(kept: tuple[Options, Ledger]) -> None:
+    asked, ledger = kept
+    repository = Repository(asked.root)
+    assert repository.changes() == []
+    assert repository.head == ledger.head == ledger.rows[-1].commit
+    for row in ledger.rows[1:]:
+        assert all((asked.root / file).is_file() for file in row.files)
+        assert {file.split("/")[0] for file in row.files} >= {"definitions", "solutions", "kernels"}
+    faults = [fault for fault in check([asked.root]).faults if "ource" not in fault.problem]
+    assert faults == []
+
+
+def test_the_table_has_a_row_for_each_experiment(kept: tuple[Options, Ledger]) -> None:
+    asked, ledger = kept
+    lines = book.table_file(asked.results, asked.model).read_text().splitlines()
+    assert "| commit | cuTile coverage | cuTile throughput | status | description |" in lines
+    assert len([line for line in lines if "| keep |" in line]) == 4
+    assert "estimated for h200" in lines[2]
+
+
+def test_a_finished_run_has_nothing_left_to_do(kept: tuple[Options, Ledger]) -> None:
+    asked, ledger = kept
+    told: list[str] = []
+    assert run(asked, told.append).rows == ledger.rows
+    assert told == ["stopped: nothing is left to try"]
+
+
+def test_the_page_shows_both_bars_every_experiment_and_the_kernels(kept: tuple[Options, Ledger]) -> None:
+    asked, ledger = kept
+    text = page(ledger, asked.root, asked.results)
+    assert text.count("<circle") == 4
+    assert text.count("<details") == 3
+    assert "def squash(x: torch.Tensor)" in text
+    assert "torch.exp(-torch.abs(x))" in text
+    assert "src=" not in text
+    assert "href=" not in text
+    assert "&lt;" in text
+
+
+@pytest.fixture(scope="module")
+def failed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Options, Ledger]:
+    root = tmp_path_factory.mktemp("failed") / "root"
+    asked = options(place, root, "failing", hook=write_hook(root.parent))
+    return asked, run(asked, lambda line: None)
+
+
+def test_wrong_slow_and_crashing_kernels_are_not_kept(failed: tuple[Options, Ledger]) -> None:
+    asked, ledger = failed
+    found = {row.name.split("_")[0]: row for row in ledger.rows[1:]}
+    assert {name: row.status for name, row in found.items()} == {
+        "wrong": "discard",
+        "slow": "discard",
+        "crash": "crash",
+    }
+    assert "times what rounding explains" in found["wrong"].description
+    assert "throughput would drop" in found["slow"].description
+    assert "killed by signal 6" in found["crash"].description
+
+
+def test_failures_leave_a_clean_tree_at_the_last_kept_commit(failed: tuple[Options, Ledger]) -> None:
+    asked, ledger = failed
+    repository = Repository(asked.root)
+    assert repository.changes() == []
+    assert repository.head == ledger.rows[0].commit
+    assert sorted(path.name for path in (asked.root / "definitions").iterdir()) == ["silu_mul.json"]
+
+
+def test_drafts_of_what_was_not_kept_stay_in_the_results(failed: tuple[Options, Ledger]) -> None:
+    asked, ledger = failed
+    for row in ledger.rows[1:]:
+        folder = asked.results / book.slug(asked.model) / f"{row.number:03}"
+        assert json.loads((folder / "region.json").read_text())["key"] == row.key
+        assert list(folder.rglob("kernel.py"))
+
+
+def test_a_hanging_experiment_is_ended_and_a_run_goes_on_where_it_was(place: Path, tmp_path: Path) -> None:
+    asked = options(place, tmp_path / "root", "one", hook=write_hook(tmp_path, "hang.py"), most=0)
+    assert statuses(run(asked, lambda line: None)) == ["keep"]
+    ledger = run(replace(asked, most=1, limit=20.0), lambda line: None)
+    assert statuses(ledger) == ["keep", "timeout"]
+    assert "took longer than 20 s" in ledger.rows[1].description
+    assert Repository(asked.root).changes() == []
+
+
+def test_ctrl_c_leaves_a_clean_tree_and_the_run_can_be_resumed(place: Path, tmp_path: Path) -> None:
+    asked = options(place, tmp_path / "root", "one", hook=write_hook(tmp_path, "hang.py"), most=0)
+    run(asked, lambda line: None)
+    arguments = [
+        asked.model,
+        "--root",
+        str(asked.root),
+        "--results",
+        str(asked.results),
+        "--hook",
+        asked.hook,
+    ]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tilegym_fx.autokernelize", *arguments, "--dry-run", "--alone"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    log = asked.results / book.slug(asked.model) / "001" / "log.txt"
+    until(lambda: log.is_file())
+    (asked.root / "kernels" / "half_written.py").write_text("")
+    child.send_signal(signal.SIGINT)
+    said = child.communicate(timeout=60)[1]
+    assert child.returncode == 130
+    assert said.splitlines()[-1].startswith("error: interrupted")
+    assert Repository(asked.root).changes() == []
+    known = book.read(asked.results, asked.model)
+    assert known is not None
+    assert known.running is None
+    assert statuses(known) == ["keep"]
+
+
+def until(condition: object) -> None:
+    """Wait until something is so, but not for ever."""
+    for _ in range(600):
+        if condition():  # type: ignore[operator]
+            return
+        time.sleep(0.1)
+    raise AssertionError("it never happened")
+
+
+def test_a_run_that_was_killed_is_cleaned_up_by_the_next(place: Path, tmp_path: Path) -> None:
+    asked = options(place, tmp_path / "root", "one", most=0)
+    repository = Repository(asked.root)
+    left = Ledger(
+        asked.model, {"figures": "estimated for h200, no GPU was used"}, head=repository.head, running=1
+    )
+    left.rows.append(Row(0, "keep", "baseline", repository.head, 0.0, 1.0))
+    book.save(left, asked.results)
+    (asked.root / "kernels" / "half_written.py").write_text("")
+    run(asked, lambda line: None)
+    assert repository.changes() == []
+
+
+def test_a_tree_that_is_not_clean_is_left_alone(place: Path, tmp_path: Path) -> None:
+    asked = options(place, tmp_path / "root", "one")
+    (asked.root / "kernels" / "mine.py").write_text("")
+    with pytest.raises(UsageError, match=r"not clean: kernels/mine\.py"):
+        run(asked, lambda line: None)
+    assert (asked.root / "kernels" / "mine.py").exists()
+
+
+def test_figures_of_two_kinds_are_not_mixed(place: Path, tmp_path: Path) -> None:
+    asked = options(place, tmp_path / "root", "one", most=0)
+    book.save(Ledger(asked.model, {"figures": "measured on something"}), asked.results)
+    with pytest.raises(UsageError, match="measured on something"):
+        run(asked, lambda line: None)
+
+
+def test_it_gives_up_when_nothing_is_kept() -> None:
+    rows = [Row(0, "keep", "baseline"), *(Row(n, "discard", "no", key=str(n)) for n in range(1, 4))]
+    assert Ledger("m", {}, rows).in_vain() == 3
+    assert Ledger("m", {}, rows).last_kept is rows[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llama", "--time-limit", "soon"], "'soon' is no time limit"),
+        (["nowhere.py::make", "--dry-run", "--root", "{root}"], "is in no git repository"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([argument.format(root=tmp_path) for argument in arguments]) == 1
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UsageError, match="--dry-run"):
+        run(Options("llama", tmp_path, tmp_path), lambda line: None)

@@ -1,0 +1,286 @@
+"""One experiment in a child: ``python -m tilegym_fx.autokernelize.experiment`` answers a request, as JSON.
+
+It may crash, hang or write nonsense into the root: the parent bounds its time, and puts the tree back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilegym_fx.candidates import Candidate, candidate_for
+from tilegym_fx.cost import Device, device_of, get_device
+from tilegym_fx.errors import TilegymFxError
+from tilegym_fx.export import site_of
+from tilegym_fx.inventory import Inventory, load, shipped_root
+from tilegym_fx.pipeline import Outcome, find
+from tilegym_fx.plan import Policy
+from tilegym_fx.schema import Definition
+from tilegym_fx.synth import SynthesisError, write_kernel
+
+from . import figures, judging, writing
+from .choice import Choice, choices, searchable
+from .subject import Subject, capture
+
+#: In an experiment's folder: which region it is about.
+TURN_FILE = "region.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a child has to do.
+
+    Attributes:
+        model: See :func:`tilegym_fx.autokernelize.subject.capture`.
+        root: Where kernels are kept.
+        folder: Where drafts and logs of this experiment go.
+        libraries: Other inventories in which to look for candidates.
+        tried: Regions that have had their turn.
+        device: Whose roofline is used without a GPU.
+        dry_run: Estimate instead of measuring.
+        hook: Command that writes kernels; empty for none.
+        limit: Seconds for a benchmark.
+        baseline: Only look, write nothing.
+        alone: Leave the shipped inventory out.
+    """
+
+    model: str
+    root: str
+    folder: str
+    libraries: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+    device: str = "h200"
+    dry_run: bool = False
+    hook: str = ""
+    limit: float = 300.0
+    baseline: bool = False
+    alone: bool = False
+
+
+@dataclass
+class Reply:
+    """What a child found.
+
+    Attributes:
+        status: ``baseline``, ``right``, ``wrong`` or ``nothing`` left to try.
+        key: The region that had its turn.
+        name: Of its Definition.
+        kind: ``exact``, ``compatible`` or ``none``: what candidate there was.
+        how: Where the kernel came from.
+        where: The region's source line.
+        seconds: The region's time.
+        files: What was written, relative to the root.
+        problems: What is wrong.
+        figures: Coverage and throughput with the kernel in place.
+        passed_over: Region -> why it cannot be tried.
+        uncovered: Place and seconds of the slowest regions that are left.
+    """
+
+    status: str
+    key: str = ""
+    name: str = ""
+    kind: str = ""
+    how: str = ""
+    where: str = ""
+    seconds: float = 0.0
+    files: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    passed_over: dict[str, str] = field(default_factory=dict)
+    uncovered: list[tuple[str, float]] = field(default_factory=list)
+
+
+class Experiment:
+    """Carries out a request."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._root = Path(request.root)
+        self._device = _device(request)
+        self._policy = Policy(self._device)
+        self._passed_over: dict[str, str] = {}
+
+    def run(self) -> Reply:
+        """The one reply."""
+        _say(f"capturing {self._request.model}")
+        subject = capture(self._request.model)
+        inventory = fresh(self._root, alone=self._request.alone)
+        outcomes = self._find(subject, inventory)
+        if self._request.baseline:
+            return self._reply("baseline", subject, outcomes, inventory)
+        for choice in choices(subject, outcomes, set(inventory.definitions)):
+            if choice.key not in self._request.tried:
+                reply = self._try(choice, subject, inventory)
+                if reply is not None:
+                    return reply
+        return Reply("nothing", passed_over=self._passed_over)
+
+    def _find(self, subject: Subject, inventory: Inventory) -> list[Outcome]:
+        _say("matching")
+        return [
+            find(call.graph.graph_module.graph, inventory, self._policy, site_of) for call in subject.calls
+        ]
+
+    def _try(self, choice: Choice, subject: Subject, inventory: Inventory) -> Reply | None:
+        """An experiment with one region, or None if there is nothing to try."""
+        draft = searchable(choice.drafts)
+        if draft is None:
+            self._passed_over[choice.key] = f"{_where(choice)}: no Pattern can be traced from it"
+            return None
+        record = next(d for d in choice.drafts if Definition.model_validate(d) == draft)
+        shelves = [inventory, *(load(path, shipped=False) for path in self._request.libraries)]
+        candidate, home = _best(draft, shelves)
+        _say(f"{draft.name}: {candidate.kind}, {candidate.why}")
+        if candidate.kind == "exact" and home is inventory and candidate.solution:
+            self._passed_over[choice.key] = f"{_where(choice)}: {candidate.why}, which the plan does not take"
+            return None
+        if candidate.kind == "none" and (why := self._hindrance(choice, draft)):
+            self._passed_over[choice.key] = f"{_where(choice)}: {why}"
+            return None
+        self._note_turn(choice, draft.name)
+        reply = Reply(
+            "wrong",
+            choice.key,
+            draft.name,
+            candidate.kind,
+            where=_where(choice),
+            seconds=choice.region.seconds,
+        )
+        try:
+            files = self._write(draft, record, candidate, home, choice)
+        except (TilegymFxError, SyntaxError) as error:
+            reply.problems = [str(error)]
+            return reply
+        return self._judged(reply, files, subject)
+
+    def _note_turn(self, choice: Choice, name: str) -> None:
+        """Tell the parent whose turn it is, as nothing may be told later."""
+        file = Path(self._request.folder) / TURN_FILE
+        file.parent.mkdir(parents=True, exist_ok=True)
+        turn = {"key": choice.key, "name": name, "where": _where(choice)}
+        file.write_text(json.dumps(turn), encoding="utf-8")
+
+    def _hindrance(self, choice: Choice, draft: Definition) -> str:
+        """Why no kernel would come of it."""
+        if self._request.hook:
+            return ""
+        if not choice.writable:
+            return "it has operations that cannot be synthesised"
+        try:
+            write_kernel(draft, draft.name)
+        except SynthesisError as error:
+            return error.what
+        return ""
+
+    def _write(
+        self, draft: Definition, record: Any, candidate: Candidate, home: Inventory, choice: Choice
+    ) -> writing.Files:
+        if candidate.kind == "exact":
+            take = writing.copy_exact if candidate.solution else writing.solve_exact
+            return take(candidate, home, self._root)
+        if candidate.kind == "compatible":
+            return writing.adapt(draft, record, candidate, home, self._root)
+        if self._request.hook:
+            why = f"{_where(choice)}: {choice.region.seconds * 1e6:.1f} us in {choice.region.count} places"
+            folder = Path(self._request.folder) / "hook"
+            return writing.ask_hook(self._request.hook, draft, record, why, folder, self._root)
+        return writing.synthesise(draft, record, self._root)
+
+    def _judged(self, reply: Reply, files: writing.Files, subject: Subject) -> Reply:
+        reply.name, reply.how = files.name, files.how
+        reply.files = [path.relative_to(self._root).as_posix() for path in files.paths]
+        writing.keep_drafts(files, self._root, Path(self._request.folder))
+        _say("checking the inventory")
+        reply.problems = judging.inventory_faults(self._root, files.name, is_public=subject.is_public)
+        if reply.problems:
+            return reply
+        inventory = fresh(self._root, alone=self._request.alone)
+        _say("interpreting and compiling the kernel")
+        reply.problems = judging.kernel_faults(inventory, files.name, on_gpu=not self._request.dry_run)
+        for call in subject.calls if not reply.problems else ():
+            reply.problems += judging.model_faults(subject.module, call, inventory, self._policy)
+        if reply.problems:
+            return reply
+        outcomes = self._find(subject, inventory)
+        done = self._reply("right", subject, outcomes, inventory, files.name)
+        reply.status, reply.figures, reply.uncovered = done.status, done.figures, done.uncovered
+        reply.passed_over = self._passed_over
+        return reply
+
+    def _reply(
+        self,
+        status: str,
+        subject: Subject,
+        outcomes: Sequence[Outcome],
+        inventory: Inventory,
+        tested: str = "",
+    ) -> Reply:
+        _say("estimating" if self._request.dry_run else "measuring")
+        if self._request.dry_run:
+            found = figures.estimated(subject, outcomes, inventory, self._device, tested)
+        else:
+            found = figures.measured(subject.name, self._root, self._request.limit)
+        left = [(_where(c), c.region.seconds) for c in choices(subject, outcomes, set())][:12]
+        return Reply(status, figures=found.as_json(), uncovered=left, passed_over=self._passed_over)
+
+
+def fresh(root: Path, *, alone: bool = False) -> Inventory:
+    """The shipped inventory and that of ``root``, as they are on disk now; that of ``root`` if ``alone``."""
+    if alone:
+        return load(root, shipped=False)
+    if root.resolve() == shipped_root().resolve() or not (root / "definitions").is_dir():
+        return load(shipped_root(), shipped=False)
+    return load(shipped_root(), root, shipped=False)
+
+
+def _best(draft: Definition, shelves: Sequence[Inventory]) -> tuple[Candidate, Inventory]:
+    """The best candidate of several inventories, an earlier one where they are alike."""
+    found = [(candidate_for(draft, shelf), shelf) for shelf in shelves]
+    rank = {"exact": 0, "compatible": 1, "none": 2}
+    return min(found, key=lambda item: rank[item[0].kind])
+
+
+def _where(choice: Choice) -> str:
+    site = choice.region.site
+    frame = site.innermost
+    line = f" {Path(frame.file).name}:{frame.line}" if frame else ""
+    return f"{site.module_class or 'the model'}{line}"
+
+
+def _device(request: Request) -> Device:
+    if request.dry_run:
+        return get_device(request.device)
+    return device_of(torch.device("cuda"))
+
+
+def _say(text: str) -> None:
+    print(f"autokernelize: {text}", file=sys.stderr, flush=True)
+
+
+def read_request(fields: dict[str, Any]) -> Request:
+    """The request that a parent has sent."""
+    return Request(**{**fields, "libraries": tuple(fields["libraries"]), "tried": tuple(fields["tried"])})
+
+
+def main() -> None:
+    """Answer the request on stdin; whatever else is printed goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    request = read_request(json.load(sys.stdin))
+    try:
+        reply = asdict(Experiment(request).run())
+    except TilegymFxError as error:
+        reply = {"status": "error", "problems": [str(error)]}
+    json.dump(reply, answers)
+    answers.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""The loop: experiments one after another; what raises coverage and costs no throughput stays."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tilegym_fx.errors import TilegymFxError, UsageError
+
+from . import ledger as book
+from .child import Answer, ask
+from .experiment import TURN_FILE, Reply, Request
+from .ledger import Ledger, Row
+from .preflight import environment, require_clean
+from .repository import Repository
+
+#: Figures that differ by less are the same.
+_SAME = 1e-6
+
+
+class InterruptedRunError(TilegymFxError):
+    """Somebody pressed Ctrl-C."""
+
+    advice = "Start it again with the same arguments: it goes on where it was"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asks for.
+
+    Attributes:
+        model: The model.
+        root: Where kernels are kept; in a git repository.
+        results: Where results and drafts go.
+        limit: Seconds for each experiment.
+        most: Experiments at most, the baseline not counted.
+        patience: Experiments in vain, one after another, before giving up.
+        libraries: Other inventories in which to look for candidates.
+        device: Whose roofline is used without a GPU.
+        dry_run: Estimate instead of measuring.
+        hook: Command that writes kernels.
+        alone: Leave the shipped inventory out.
+    """
+
+    model: str
+    root: Path
+    results: Path
+    limit: float = 900.0
+    most: int = 20
+    patience: int = 5
+    libraries: tuple[Path, ...] = ()
+    device: str = "h200"
+    dry_run: bool = False
+    hook: str = ""
+    alone: bool = False
+
+
+def run(options: Options, say: Callable[[str], None]) -> Ledger:
+    """Run the loop to its end, or go on with an earlier run.
+
+    Args:
+        options: What to do.
+        say: Takes a line for each thing that happens.
+
+    Raises:
+        UsageError: The tree is not clean, or there is no GPU to measure on.
+        InterruptedRunError: Ctrl-C; the tree is clean.
+    """
+    found = environment(dry_run=options.dry_run, device=options.device)
+    repository = Repository(options.root)
+    run_book = _opened(options, repository, found)
+    with _interruptible(options, repository, run_book):
+        if not run_book.rows or run_book.head != repository.head:
+            _baseline(options, repository, run_book, say)
+        while (why := _stop(options, run_book)) is None:
+            if not _experiment(options, repository, run_book, say):
+                why = "nothing is left to try"
+                break
+    say(f"stopped: {why}")
+    return run_book
+
+
+def _opened(options: Options, repository: Repository, found: dict[str, str]) -> Ledger:
+    """The ledger of this run, new or of an earlier one, with the tree put back if that was killed."""
+    repository.start()
+    known = book.read(options.results, options.model)
+    if known is not None and known.running is not None:
+        _recover(repository, known)
+    require_clean(repository, options.results)
+    if known is None:
+        return Ledger(options.model, found)
+    if known.environment.get("figures") != found.get("figures"):
+        raise UsageError(
+            f"an earlier run of {options.model} has figures that were {known.environment.get('figures')}",
+            advice="Remove its folder, or take another --results",
+        )
+    return known
+
+
+def _recover(repository: Repository, known: Ledger) -> None:
+    """Undo what an experiment that was killed with its parent has left."""
+    if repository.changed_tracked():
+        return  # not an experiment's: those only add files
+    if repository.head == known.head or repository.is_one_ahead(known.head):
+        repository.back_to(known.head)
+        known.running = None
+
+
+@contextmanager
+def _interruptible(options: Options, repository: Repository, run_book: Ledger) -> Iterator[None]:
+    """Leave a clean tree whatever ends the run, Ctrl-C and SIGTERM included."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except BaseException as error:
+        if run_book.running is not None:
+            repository.back_to(run_book.head)
+            run_book.running = None
+        book.save(run_book, options.results)
+        if isinstance(error, KeyboardInterrupt):
+            raise InterruptedRunError(f"interrupted; the tree is at {run_book.head[:10]}") from error
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _baseline(options: Options, repository: Repository, run_book: Ledger, say: Callable[[str], None]) -> None:
+    """Experiment 0: the model as it is."""
+    started = time.monotonic()
+    run_book.head = repository.head
+    answer = ask(
+        _request(options, run_book, 0, baseline=True), options.limit, _folder(options, 0) / "log.txt"
+    )
+    if answer.reply is None or answer.end != "answered":
+        raise UsageError(f"the baseline of {options.model} cannot be taken: {answer.why}",
+                         advice="Look at log.txt in the results folder")  # fmt: skip
+    row = Row(len(run_book.rows), "keep", "baseline", repository.head, seconds=time.monotonic() - started)
+    run_book.rows.append(_with_figures(row, answer.reply))
+    _look(run_book, answer.reply)
+    book.save(run_book, options.results)
+    say(_told(run_book.rows[-1]))
+
+
+def _experiment(
+    options: Options, repository: Repository, run_book: Ledger, say: Callable[[str], None]
+) -> bool:
+    """The next experiment; False if there is nothing left."""
+    number = len(run_book.rows)
+    run_book.running = number
+    book.save(run_book, options.results)
+    started = time.monotonic()
+    answer = ask(_request(options, run_book, number), options.limit, _folder(options, number) / "log.txt")
+    if answer.reply is not None and answer.reply.status == "nothing":
+        run_book.running = None
+        _look(run_book, answer.reply)
+        book.save(run_book, options.results)
+        return False
+    row = _settled(answer, repository, run_book, number, _folder(options, number))
+    run_book.rows.append(replace(row, seconds=time.monotonic() - started))
+    run_book.running = None
+    if answer.reply is not None and row.status == "keep":
+        _look(run_book, answer.reply)
+    book.save(run_book, options.results)
+    say(_told(run_book.rows[-1]))
+    return True
+
+
+def _settled(answer: Answer, repository: Repository, run_book: Ledger, number: int, folder: Path) -> Row:
+    """Keep or undo; gives the row."""
+    reply = answer.reply
+    if answer.end != "answered" or reply is None:
+        key, name, region = _turn_of(folder)
+        repository.back_to(run_book.head)
+        status: book.Status = "timeout" if answer.end == "timeout" else "crash"
+        tried = f"{name} at {region}: {answer.why}" if name else answer.why
+        return Row(number, status, tried, key=key, name=name, region=region)
+    row = Row(
+        number,
+        "discard",
+        _description(reply),
+        name=reply.name,
+        kind=reply.kind,
+        region=reply.where,
+        key=reply.key,
+        files=tuple(reply.files),
+    )
+    row = _with_figures(row, reply)
+    if reply.files:
+        files = [repository.root / file for file in reply.files]
+        row = replace(row, commit=repository.commit(files, f"{reply.name} ({reply.kind or 'none'})"))
+    against = _against(reply, run_book.last_kept)
+    if against:
+        repository.back_to(run_book.head)
+        return replace(row, description=f"{row.description}: {against}")
+    run_book.head = repository.head
+    return replace(row, status="keep")
+
+
+def _against(reply: Reply, before: Row) -> str:
+    """What speaks against keeping it; empty for nothing."""
+    if reply.status != "right":
+        return reply.problems[0] if reply.problems else "it is not right"
+    coverage, throughput = reply.figures["coverage"], reply.figures["throughput"]
+    floor = (before.throughput or 0.0) * (1 - reply.figures["noise"] - _SAME)
+    if throughput < floor:
+        return f"throughput would drop from {before.throughput:,.1f} to {throughput:,.1f}"
+    if coverage <= (before.coverage or 0.0) + _SAME:
+        return f"coverage stays at {coverage:.2%}"
+    return ""
+
+
+def _turn_of(folder: Path) -> tuple[str, str, str]:
+    """Which region a child was at that never answered: key, name and place."""
+    file = folder / TURN_FILE
+    if not file.is_file():
+        return f"before-any-{folder.name}", "", ""
+    fields = json.loads(file.read_text(encoding="utf-8"))
+    return fields["key"], fields["name"], fields["where"]
+
+
+def _with_figures(row: Row, reply: Reply) -> Row:
+    if not reply.figures:
+        return row
+    return replace(row, coverage=reply.figures["coverage"], throughput=reply.figures["throughput"])
+
+
+def _description(reply: Reply) -> str:
+    return f"{reply.name} at {reply.where}, {reply.how or 'not written'}"
+
+
+def _look(run_book: Ledger, reply: Reply) -> None:
+    run_book.passed_over.update(reply.passed_over)
+    run_book.uncovered = [(where, seconds) for where, seconds in reply.uncovered] or run_book.uncovered
+
+
+def _stop(options: Options, run_book: Ledger) -> str | None:
+    if len([row for row in run_book.rows if row.key]) >= options.most:
+        return f"{options.most} experiments were made"
+    if run_book.in_vain() >= options.patience:
+        return f"nothing was kept in {options.patience} experiments"
+    return None
+
+
+def _request(options: Options, run_book: Ledger, number: int, *, baseline: bool = False) -> Request:
+    return Request(
+        options.model,
+        str(options.root.resolve()),
+        str(_folder(options, number)),
+        tuple(str(path.resolve()) for path in options.libraries),
+        run_book.tried,
+        options.device,
+        options.dry_run,
+        options.hook,
+        options.limit,
+        baseline,
+        options.alone,
+    )
+
+
+def _folder(options: Options, number: int) -> Path:
+    return options.results.resolve() / book.slug(options.model) / f"{number:03}"
+
+
+def _told(row: Row) -> str:
+    coverage = (
+        "" if row.coverage is None else f" coverage {row.coverage:.2%}, throughput {row.throughput:,.1f};"
+    )
+    return f"{row.number}: {row.status};{coverage} {row.description}"
