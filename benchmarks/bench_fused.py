@@ -184,13 +184,22 @@ def qkv_with(kernels: Any, tiling: Any, x: Any, norm: Any, eps: float, *weights:
 
 def other_cases() -> Iterator[Case]:
     """A projection with its residual, the vocabulary's projection, and norm and rotation of the heads."""
+    linears = module("linear")
+    deep = [
+        (16, 32, 128, 2),
+        (16, 32, 256, 2),
+        (16, 32, 128, 3),
+        (16, 64, 128, 2),
+        (1, 4, 1024, 4, 0, 1, False),
+    ]
     for depth, features in ((4096, 4096), (14336, 4096)):
 
         def make(depth: int = depth, features: int = features) -> Arguments:
             return rows_of(1, depth), weight_of(features, depth), rows_of(1, features)
 
         runs = {"fused": op("linear_add"), "apart": added_apart, "eager": INVENTORY.reference("linear_add")}
-        yield Case("add", f"1x{depth} -> {features}", make, runs, {}, 2.0 * depth * features)
+        sweep = {label(t): functools.partial(added_with, linears, linears.Tiling(*t)) for t in deep}
+        yield Case("add", f"1x{depth} -> {features}", make, runs, sweep, 2.0 * depth * features)
 
     def head() -> Arguments:
         return rows_of(1, 4096), rows_of(4096), EPS, weight_of(128256, 4096)
@@ -214,6 +223,12 @@ def other_cases() -> Iterator[Case]:
 
 def added_apart(x: Any, weight: Any, residual: Any) -> Any:
     return residual + op("linear")(x, weight)
+
+
+def added_with(kernels: Any, tiling: Any, x: Any, weight: Any, residual: Any) -> Any:
+    out = torch.empty_like(residual)
+    kernels.run_tiling(x, weight, residual, out, kernels.RESIDUAL, tiling)
+    return out
 
 
 def head_apart(x: Any, norm: Any, eps: float, weight: Any) -> Any:

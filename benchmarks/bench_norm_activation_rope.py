@@ -296,6 +296,11 @@ def summary(rows: list[Row]) -> Iterator[str]:
         yield f"{op}: {mean:.2f}x the best of the others (geometric mean), min {min(ratios):.2f}"
 
 
+def known(fields: dict[str, Any]) -> dict[str, Any]:
+    """What was not measured as null: JSON has no NaN."""
+    return {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in fields.items()}
+
+
 def options_of(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -339,7 +344,7 @@ def main(arguments: list[str]) -> None:
     print(*summary(rows), sep="\n", flush=True)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            measured = [asdict(row) | {"ahead": row.ahead} for row in rows]
+            measured = [known(asdict(row)) | {"ahead": row.ahead} for row in rows]
             json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__,
                        "copy_rate": rate, "rows": measured}, file, indent=2)  # fmt: skip
 

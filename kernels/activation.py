@@ -1,5 +1,5 @@
-"""Plain activations in cuTile: y = act(x) with one rounding, act among GELU (erf form), GELU (tanh form), ReLU
-and squared ReLU.
+"""Plain activations in cuTile: y = act(x) with one rounding, act among GELU (erf form), GELU (tanh form),
+ReLU and squared ReLU.
 
     gelu(x)         = max(x, 0) - |x| * Phi(-|x|), Phi the normal distribution
     gelu_tanh(x)    = x / (1 + exp(-2u)), u = sqrt(2/pi) * (x + 0.044715 x^3); equals 0.5 x (1 + tanh(u))
@@ -77,7 +77,9 @@ def activation_kernel(x, out, KIND: ct.Constant[int], WIDTH: ct.Constant[int]):
     row, k = ct.bid(0) // tiles, ct.bid(0) % tiles
     exact = x.dtype == ct.float32
     if (k + 1) * WIDTH <= length:
-        tile = ct.astype(ct.load(x, (row, k), shape=(1, WIDTH), check_bounds=False, allow_tma=False), ct.float32)
+        tile = ct.astype(
+            ct.load(x, (row, k), shape=(1, WIDTH), check_bounds=False, allow_tma=False), ct.float32
+        )
         result = ct.astype(activation(tile, KIND, exact), out.dtype)
         ct.store(out, (row, k), result, check_bounds=False, allow_tma=False)
     else:

@@ -5,15 +5,17 @@
 
     q [B, Hq, S, D], k [B, Hk, T, D], v [B, Hk, T, Dv], mask [1 or B, 1, S, T], y [B, S, Hq, Dv]
 
-Softmax is online and in powers of two: a block keeps for each row the maximum so far, the sum and the weighted
-values in float32. A sink is where a row starts: its score is the first maximum, with a sum of one and no values.
+Softmax is online and in powers of two: a block keeps for each row the maximum so far, the sum and the
+weighted values in float32. A sink is where a row starts: its score is the first maximum, with a sum of one
+and no values.
 
 The rows of a block are HEADS query heads of one key head at QUERIES positions: one head and many positions in
-prefill; in decode all heads of a key head, so that keys and values are read once, and the keys are shared among
-blocks whose results `attention_variant_combine_kernel` adds up in a fixed order.
+prefill; in decode all heads of a key head, so that keys and values are read once, and the keys are shared
+among blocks whose results `attention_variant_combine_kernel` adds up in a fixed order.
 
-`attention_variant_span_kernel` finds for each block of rows the span of keys outside of which the mask takes all
-away; no other keys are read. A row that is left no key at all weighs all keys alike, as the eager code does.
+`attention_variant_span_kernel` finds for each block of rows the span of keys outside of which the mask
+takes all away; no other keys are read. A row that is left no key at all weighs all keys alike, as the
+eager code does.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ def attention_variant_kernel(
     last = ct.minimum(first + share, last)
     top = ct.full((rows, 1), -INFINITY, ct.float32)
     total = ct.zeros((rows, 1), ct.float32)
-    if SINK:
+    if SINK:  # noqa: SIM102 (a constant, and then a branch of the kernel)
         if ct.bid(2) == 0:
             sink = ct.astype(ct.load(sinks, (head, group), (1, HEADS), padding_mode=ZERO), ct.float32)
             sink = ct.broadcast_to(ct.reshape(sink, (HEADS, 1)), (HEADS, QUERIES))
@@ -209,7 +211,9 @@ def _attention(
     q, k, v, mask = (_unit_stride(tensor) for tensor in (q, k, v, mask))
     members, queries, step, occupancy = pick_tiles(group, length, width, q.itemsize)
     mask_rows = queries if mask.shape[2] > 1 else 1
-    reaches = torch.empty((mask.shape[0], -(-mask.shape[2] // mask_rows), 2), dtype=torch.int32, device=q.device)
+    reaches = torch.empty(
+        (mask.shape[0], -(-mask.shape[2] // mask_rows), 2), dtype=torch.int32, device=q.device
+    )
     has_sink = sinks is not None
     launch(
         attention_variant_span_kernel, (reaches.shape[1], mask.shape[0]),

@@ -1,22 +1,24 @@
-"""Routed experts in cuTile: y[t] = sum over k of w[t, k] * down[e] (act(gate[e] x[t]) * up[e] x[t]), e = index[t, k].
+"""Routed experts in cuTile, for each token t with its experts e = index[t, k] and their weights w[t, k]:
 
-`experts_clamped` has biases, gate and up columns interleaved, and (clamp(up) + 1) * gate * sigmoid(alpha * gate)
-with gate = min(gate, limit) in the middle.
+    y[t] = sum over k of w[t, k] * down[e] (act(gate[e] x[t]) * up[e] x[t])
+
+`experts_clamped` has biases, gate and up columns interleaved, and (clamp(up) + 1) * gate * sigmoid(alpha *
+gate) with gate = min(gate, limit) in the middle.
 
 Four launches. A pair is a token with one of its experts, numbered t * K + k.
 
-1. `experts_sort_kernel` sorts the pairs by expert, keeping their order: a block for each expert counts the pairs
-   of smaller experts, which gives its place, and then writes its own pairs there. No block waits for another.
-2. `experts_gate_up_kernel` multiplies the rows of one expert with both of its projections, gathering tokens by
-   pair, and writes act(gate) * up, rows in sorted order.
+1. `experts_sort_kernel` sorts the pairs by expert, keeping their order: a block for each expert counts the
+   pairs of smaller experts, which gives its place, and then writes its own pairs there. No block waits.
+2. `experts_gate_up_kernel` multiplies the rows of one expert with both of its projections, gathering tokens
+   by pair, and writes act(gate) * up, rows in sorted order.
    (`experts_clamped_gate_kernel` splits interleaved columns after the product.)
 3. `experts_down_kernel` multiplies those with the down projection, times the pair's weight, and scatters the
    rows back to the pairs' own places.
 4. `experts_sum_kernel` sums the K rows of each token in float32.
 
-A grid cannot depend on how many pairs an expert has, so a product has S / ROWS + E blocks along the rows, for S
-pairs, and each finds its expert and rows from the counts; those that find none end at once. Sums over K are in
-float32; act(gate) * up and each weighted row are rounded to the model's dtype.
+A grid cannot depend on how many pairs an expert has, so a product has S / ROWS + E blocks along the rows,
+for S pairs, and each finds its expert and rows from the counts; those that find none end at once. Sums over K
+are in float32; act(gate) * up and each weighted row are rounded to the model's dtype.
 """
 
 from __future__ import annotations
@@ -146,7 +148,9 @@ def experts_clamped_gate_kernel(
         for k in range(ct.cdiv(x.shape[1], DEPTH)):
             left = ct.gather(x, (token, k * DEPTH + lane))
             both = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, 2 * COLUMNS), False), both)
-        both = both + ct.astype(ct.load(bias, (expert, column), (1, 2 * COLUMNS), padding_mode=ZERO), ct.float32)
+        both = both + ct.astype(
+            ct.load(bias, (expert, column), (1, 2 * COLUMNS), padding_mode=ZERO), ct.float32
+        )
         both = ct.reshape(both, (ROWS, COLUMNS, 2))
         is_gate = ct.reshape(ct.arange(2, dtype=ct.int32), (1, 1, 2)) == 0
         gate = ct.minimum(ct.sum(ct.where(is_gate, both, 0.0), axis=2), limit, propagate_nan=True)
@@ -176,7 +180,9 @@ def experts_down_kernel(
             left = ct.load(rows, (0, k), (ROWS, DEPTH), padding_mode=ZERO)
             sums = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, COLUMNS), OUT_FIRST), sums)
         if BIAS:
-            sums = sums + ct.astype(ct.load(bias, (expert, column), (1, COLUMNS), padding_mode=ZERO), ct.float32)
+            sums = sums + ct.astype(
+                ct.load(bias, (expert, column), (1, COLUMNS), padding_mode=ZERO), ct.float32
+            )
         row = first + ct.arange(ROWS, dtype=ct.int32)
         pair = ct.gather(order, ct.where(row < last, row, order.shape[0]), padding_value=out.shape[0])
         factor = ct.reshape(ct.astype(ct.gather(pair_weight, pair), ct.float32), (ROWS, 1))
@@ -218,7 +224,9 @@ def _hinted(kernel: ct.kernel, occupancy: int) -> ct.kernel:
 class _Pass:
     """What the launches of one call share: the sorted pairs and the cut of the products."""
 
-    def __init__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, count: int, inner: int) -> None:
+    def __init__(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, count: int, inner: int
+    ) -> None:
         self.tokens, self.hidden = hidden_states.shape
         self.per_token = top_k_index.shape[1]
         self.pairs = self.tokens * self.per_token
@@ -228,7 +236,9 @@ class _Pass:
         scratch = torch.empty(self.pairs + count, dtype=torch.int32, device=device)
         self.order, self.ends = scratch[: self.pairs], scratch[self.pairs :]
         if self.out.numel() and self.pairs:
-            launch(experts_sort_kernel, (count,), (top_k_index.reshape(-1), self.order, self.ends, SORT_WIDTH))
+            launch(
+                experts_sort_kernel, (count,), (top_k_index.reshape(-1), self.order, self.ends, SORT_WIDTH)
+            )
             self.tiling = tiling = pick_tiling(self.pairs, count, hidden_states.itemsize)
             self.blocks = min(self.pairs, self.pairs // tiling.rows + min(self.pairs, count))
             self.cut = (_cover(count), tiling.rows, tiling.columns, tiling.depth)
@@ -289,7 +299,8 @@ def experts_gelu_tanh(
 
 
 def _gated(
-    x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, act: int
+    x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+    act: int
 ) -> torch.Tensor:  # fmt: skip
     count, _, inner = down.shape
     work = _Pass(x, index, count, inner)

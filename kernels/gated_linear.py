@@ -20,7 +20,7 @@ launched with programmatic dependent launch, a block's start is hidden behind th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import cuda.tile as ct
 import torch
@@ -116,6 +116,7 @@ def gated_linear_kernel(
     ct.store(out, (row, column), ct.astype(result, out.dtype))
 
 
+@lru_cache(maxsize=4096)
 def choose_tiling(
     rows: int, features: int, *, weights: int = 1, has_norm: bool = False, itemsize: int = 2,
     processors: int = MULTIPROCESSORS,
@@ -168,7 +169,7 @@ def norm_arguments(
     """What every kernel takes after x: the norm's weight, its own arrays, epsilon, the norm's constants."""
     rows, hidden = x.shape
     if norm is None:
-        return (x, *arrays, 0.0, NO_NORM, hidden, 1, 1)
+        return (x, *arrays, 0.0, NO_NORM, 1, 1, 1)
     height, width = tiling.rows, SCALE_BYTES // (x.itemsize * tiling.rows)
     if rows == 1:  # in widths that divide K, if that is even enough
         height, width = 1, min(1024, hidden & -hidden) if hidden % 128 == 0 else 1024

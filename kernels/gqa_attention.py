@@ -46,8 +46,11 @@ REMOVED = -1e30
 #: Where such values are kept, in powers of two: a query that has no other keys weighs all of its keys alike.
 LOWEST = -3e38
 
-#: Columns of the mask that are searched for their span at a time.
+#: Columns of the mask that `attention_span_kernel` searches at a time.
 SPAN_COLUMNS = 512
+#: Elements of the mask that a block of the decode kernel searches at a time: nothing else runs meanwhile, so
+#: each step costs the latency of memory.
+SPAN_ELEMENTS = 4096
 #: Up to so many queries count as decode, if with their heads they fill at most 128 rows of 2-byte elements or
 #: 32 of 4-byte ones: rows times the square of the element size.
 DECODE_QUERIES = 8
@@ -392,6 +395,7 @@ def run_decode(
     if mask is not None:
         kind = BOOLEAN if mask.dtype == torch.uint8 else ADDITIVE
         mask_rows = queries if mask.shape[2] > 1 else 1
+    columns = min(max(SPAN_COLUMNS, SPAN_ELEMENTS // mask_rows), _power(keys))
     pairs = batch * key_heads
     wanted = tiling.blocks * _processors(q.device) // pairs
     shares = max(1, min(wanted, -(-keys // tiling.keys), MAX_SHARES))
@@ -408,7 +412,7 @@ def run_decode(
             q.unflatten(1, (key_heads, group)), k, v, q if mask is None else mask,
             grouped, parts, tops, totals, scale * LOG2_E,
             group_rows, queries, tiling.keys, _power(width), _power(value_width),
-            kind, mask_rows, SPAN_COLUMNS, shares == 1,
+            kind, mask_rows, columns, shares == 1,
         ),
     )  # fmt: skip
     if shares > 1:

@@ -20,7 +20,7 @@ tf32).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import cuda.tile as ct
 import torch
@@ -142,6 +142,7 @@ def linear_reduce_kernel(parts, extra, y, EPILOGUE: Int, WIDTH: Int, SPLIT: Int)
     ct.store(y, (row, column), ct.astype(added(sums, extra, row, column, EPILOGUE), y.dtype))
 
 
+@lru_cache(maxsize=4096)
 def choose_tiling(
     rows: int, features: int, depth: int, *,
     itemsize: int = 2, row_major: bool = True, processors: int = MULTIPROCESSORS,

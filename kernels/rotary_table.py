@@ -1,9 +1,9 @@
-"""Tables of cosines and sines for rotary embeddings in cuTile: the angle of position p and frequency f is p * f.
+"""Tables of cosines and sines for rotary embeddings in cuTile: position p at frequency f turns by p * f.
 
-    cos_out[b, p, j] = cos(position[b, p] * frequency[j mod R]) * scale, sin_out likewise, for COPIES * R columns j
+    cos_out[b, p, j] = cos(position[b, p] * frequency[j mod R]) * scale, for COPIES * R columns j
 
-Angles, products and functions are float32, the results are rounded once. One block takes POSITIONS positions at
-all frequencies and writes both halves of both tables.
+and sin_out likewise. Angles, products and functions are float32, the results are rounded once. One block
+takes POSITIONS positions at all frequencies and writes both tables.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def rotary_table_kernel(
     cos = ct.astype(ct.cos(angle) * scale, cos_out.dtype)
     sin = ct.astype(ct.sin(angle) * scale, sin_out.dtype)
     for copy in ct.static_iter(range(COPIES)):
-        place = ct.where(column < width, column + copy * width, COPIES * width)  # others are outside and dropped
+        place = ct.where(
+            column < width, column + copy * width, COPIES * width
+        )  # others are outside and dropped
         ct.scatter(cos_out, (row, place), cos)
         ct.scatter(sin_out, (row, place), sin)
 
@@ -65,7 +67,9 @@ def rotary_table(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[to
     return _table(positions, frequencies, 1.0, 2, torch.bfloat16)
 
 
-def rotary_table_fp32(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_table_fp32(
+    positions: torch.Tensor, frequencies: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`rotary_table` in float32."""
     return _table(positions, frequencies, 1.0, 2, torch.float32)
 

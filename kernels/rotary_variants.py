@@ -3,13 +3,15 @@
     out[j] = x[own(j)] * cos[j mod A] -+ x[partner(j)] * sin[j mod A]    for j < R
     out[j] = x[j]                                                        for j >= R
 
-R columns of a head are rotated and the rest passes through. A is the number of columns of cos and sin that are
-read: R, or R / 2 where both halves share them. The sign is minus for the first member of a pair.
+R columns of a head are rotated and the rest passes through. A is the number of columns of cos and sin that
+are read: R, or R / 2 where both halves share them. The sign is minus for the first member of a pair.
 
     layout            own(j)                 partner(j)             first member
     HALVES            j                      j + R/2, j - R/2       j < R/2
     PAIRS             j                      j + 1, j - 1           even j
-    PAIRS_TO_HALVES   2 (j mod R/2) + high   2 (j mod R/2) + low    j < R/2       high = j >= R/2, low = j < R/2
+    PAIRS_TO_HALVES   2 (j mod R/2) + high   2 (j mod R/2) + low    j < R/2
+
+Here high is 1 for j >= R/2, else 0, and low the other way round.
 
 Tiles. A block takes HEADS heads at POSITIONS positions, all columns of a head at once; each value of cos and
 sin is loaded once for HEADS heads. x is gathered twice, the second time from the cache lines of the first.
@@ -80,7 +82,8 @@ def rotate(x, cos, sin, out, group, shape, round_products, layout, width, angles
 @ct.kernel
 def rotary_variant_kernel(
     q, k, cos, sin, q_out, k_out,
-    ROUND: Flag, LAYOUT: Int, ROTATED: Int, ANGLES: Int, Q_GROUPS: Int, HEADS: Int, POSITIONS: Int, COLUMNS: Int,
+    ROUND: Flag, LAYOUT: Int, ROTATED: Int, ANGLES: Int, Q_GROUPS: Int, HEADS: Int, POSITIONS: Int,
+    COLUMNS: Int,
 ):  # fmt: skip
     group = ct.bid(1)
     shape = (HEADS, POSITIONS, COLUMNS)
@@ -159,7 +162,9 @@ def rotary_embedding_partial(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor
     return _pair(q, k, cos, sin, HALVES, width, width)
 
 
-def rotary_embedding_half_width(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
+def rotary_embedding_half_width(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Pair:
     """Rotates queries and keys by halves that share cos and sin of [batch or 1, positions, head_dim / 2]."""
     width = q.shape[-1]
     return _pair(q, k, cos, sin, HALVES, width, width // 2)
@@ -186,7 +191,9 @@ def rotary_embedding_pairs_to_halves(
 def rotary_embedding_interleaved_partial(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> Pair:
-    """Rotates the first columns of queries and keys by pairs; cos and sin are [batch or 1, 1, positions, rotated]."""
+    """Rotates the first columns of queries and keys by pairs; cos and sin are [batch or 1, 1, positions,
+    rotated].
+    """
     width = cos.shape[-1]
     return _pair(q, k, cos[:, 0], sin[:, 0], PAIRS, width, width)
 
@@ -194,7 +201,9 @@ def rotary_embedding_interleaved_partial(
 def rotary_embedding_interleaved_fp32(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> Pair:
-    """Rotates queries and keys by pairs in float32 and rounds once; cos and sin are [batch or 1, positions, head_dim]."""
+    """Rotates queries and keys by pairs in float32 and rounds once; cos and sin are [batch or 1,
+    positions, head_dim].
+    """
     width = q.shape[-1]
     return _pair(q, k, cos, sin, PAIRS, width, width, rounded=False)
 

@@ -1,10 +1,11 @@
 """Routers of mixtures of experts in cuTile: scores of each expert, the best K of a token, and their weights.
 
-    SOFTMAX_FIRST   weights are the softmax over all experts, divided by the sum of the chosen ones if NORMALIZE
-    SOFTMAX_LAST    weights are the softmax over the K best logits
+    LAST   weights are the softmax over the K best logits
+    else   the softmax over all experts, divided by the sum of the chosen ones if NORMALIZE
 
-A block holds all logits of ROWS tokens in float32 and takes the best K times; of equal logits the first expert wins.
-Softmax does not change the order, so that the choice is made on logits and only K exponentials are divided.
+A block holds all logits of ROWS tokens in float32 and takes the best K times; of equal logits the first
+expert wins. Softmax does not change the order, so that the choice is made on logits and only K
+exponentials are divided.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Before: sort the pairs of token and expert, gather rows, two grouped products around silu(gate) * up, times the
+"""Before: sort the pairs of token and expert, gather rows, two grouped products around silu(gate) * up,
+times the
         weights, back to the tokens' order, sum over the experts of each token.
 After:  one experts_silu.
 Applies to [tokens, hidden] with weights of [experts, out, in].

@@ -1,5 +1,5 @@
-"""Before: cat(angle, angle) of positions times frequencies, cosine and sine, times a factor, cast to bfloat16.
-After:  one rotary_table_scaled with two results.
+"""Before: cat(angle, angle) of positions times frequencies, cosine and sine, times a factor, cast to
+bfloat16. After:  one rotary_table_scaled with two results.
 Applies to integer positions of [batch, length, 1] and one row of frequencies.
 """
 

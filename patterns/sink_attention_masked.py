@@ -1,5 +1,5 @@
-"""Before: scores with one more column, the head's sink; softmax in the model's dtype; without that column, times v.
-After:  one sink_attention_masked that reads every key head once.
+"""Before: scores with one more column, the head's sink; softmax in the model's dtype; without that column,
+times v. After:  one sink_attention_masked that reads every key head once.
 Applies to [batch, heads, length, head_dim] with a mask that is added and shared by all heads.
 """
 
@@ -21,7 +21,9 @@ def as_a_factor(
     sinks: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """What the sink takes from the weights is a factor on the result, the sigmoid of how far it is outweighed."""
+    """What the sink takes from the weights is a factor on the result, the sigmoid of how far it is
+    outweighed.
+    """
     groups = q.shape[1] // k.shape[1]
     scores = torch.matmul(q, _share(k, groups).transpose(2, 3)) * scale + mask
     kept = (torch.logsumexp(scores, dim=-1) - sinks.view(1, -1, 1)).to(torch.float32).sigmoid()

@@ -1,6 +1,7 @@
-"""Before: scores with one more column, the head's sink; softmax in the model's dtype; without that column, times v.
-After:  one sink_attention_step that reads every key head once.
-Applies to one query of one sequence, [1, heads, 1, head_dim], with a mask that is added and shared by all heads.
+"""Before: scores with one more column, the head's sink; softmax in the model's dtype; without that column,
+times v. After:  one sink_attention_step that reads every key head once.
+Applies to one query of one sequence, [1, heads, 1, head_dim], with a mask that is added and shared by all
+heads.
 """
 
 from __future__ import annotations

@@ -56,9 +56,10 @@ def draft_of(
         free.get(s, f"d{s}"): {"type": "var"} if s in free else {"type": "const", "value": s} for s in sizes
     }
     owner = region.site.module_class or "the model"
+    places = f"{region.count} places" if region.count > 1 else "1 place"
     return {
         "name": _name(region, taken),
-        "description": f"Draft of what {owner} computes here, in {region.count} places.",
+        "description": f"Draft of what {owner} computes here, in {places}.",
         "op_type": "draft",
         "tags": [f"model:{model_type}", f"stage:{phase}", "status:draft"],
         "axes": axes,

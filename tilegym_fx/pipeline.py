@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,14 +18,15 @@ from .errors import PatternError
 from .match import Matcher
 from .normalize import normalize, pin_layouts
 from .pattern import Pattern, patterns_of
-from .plan import Policy, plan
+from .plan import Policy, considered, plan, verified
 from .results import Plan, PlannedMatch, Rejection, Site
 
 if TYPE_CHECKING:
     from .inventory import Inventory
 
 log = logging.getLogger("tilegym_fx")
-_matchers: WeakKeyDictionary[Inventory, Matcher] = WeakKeyDictionary()
+_matchers: WeakKeyDictionary[Inventory, dict[frozenset[str], Matcher]] = WeakKeyDictionary()
+_traced: WeakKeyDictionary[Inventory, dict[str, tuple[Pattern, ...]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -65,22 +66,32 @@ class Outcome:
         return self.seconds_covered / total if total else 0.0
 
 
-def matcher_for(inventory: Inventory) -> Matcher:
-    """The matcher of an inventory; its patterns are traced once per process.
+def matcher_for(inventory: Inventory, names: Collection[str] | None = None) -> Matcher:
+    """The matcher of some Definitions of an inventory; patterns are traced once per process.
 
     A Definition that cannot be traced costs only itself: it is warned about and left out.
+
+    Args:
+        inventory: Whose Definitions.
+        names: Which ones; by default those that have run on a GPU (``status:verified``).
     """
-    if inventory not in _matchers:
-        _matchers[inventory] = Matcher(inventory.definitions, _patterns(inventory))
-    return _matchers[inventory]
+    wanted = frozenset(verified(inventory) if names is None else names).intersection(inventory.definitions)
+    matchers = _matchers.setdefault(inventory, {})
+    if wanted not in matchers:
+        chosen = [name for name in inventory.definitions if name in wanted]
+        matchers[wanted] = Matcher(inventory.definitions, [p for name in chosen for p in _patterns(inventory, name)])
+    return matchers[wanted]
 
 
-def _patterns(inventory: Inventory) -> Iterator[Pattern]:
-    for name in inventory.definitions:
+def _patterns(inventory: Inventory, name: str) -> tuple[Pattern, ...]:
+    traced = _traced.setdefault(inventory, {})
+    if name not in traced:
         try:
-            yield from patterns_of(inventory, name)
+            traced[name] = tuple(patterns_of(inventory, name))
         except PatternError as error:
             warnings.warn(f"tilegym_fx: {name} is left out: {error}", stacklevel=4)
+            traced[name] = ()
+    return traced[name]
 
 
 def find(
@@ -100,7 +111,7 @@ def find(
         site_of: Where in the model's source a node comes from.
         keep_layouts: The graph is going to run: what its caller sees contiguous must stay so.
     """
-    matcher = matcher_for(inventory)
+    matcher = matcher_for(inventory, considered(inventory, policy))
     nodes = sum(n.op == "call_function" for n in graph.nodes)
     seconds: dict[str, float] = {}
     with _timed("normalize", seconds):

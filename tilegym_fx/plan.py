@@ -33,7 +33,7 @@ class Policy:
 
     Attributes:
         device: For estimates and for the Solutions' target hardware.
-        only: Names of the Definitions to use; None for all.
+        only: Names of the Definitions to use; None for all whose kernels have run on a GPU.
         skip: Names of the Definitions to leave out.
         refuse: The reason why a Match cannot be used, or None; the source form refuses what it cannot write.
     """
@@ -45,6 +45,16 @@ class Policy:
 
     def allows(self, definition: str) -> bool:
         return definition not in self.skip and (self.only is None or definition in self.only)
+
+
+def verified(inventory: Inventory) -> frozenset[str]:
+    """The Definitions tagged ``status:verified``: their kernels have passed their tests on a GPU."""
+    return frozenset(name for name, d in inventory.definitions.items() if "status:verified" in d.tags)
+
+
+def considered(inventory: Inventory, policy: Policy) -> frozenset[str]:
+    """The Definitions to look for: those that the user names, else the verified ones."""
+    return verified(inventory) if policy.only is None else frozenset(policy.only)
 
 
 def plan(
@@ -68,7 +78,7 @@ def plan(
         candidate = _priced(match, inventory, policy.device, rejections)
         if candidate is not None:
             candidates.append(candidate)
-    chosen = _break_cycles(graph, _without_overlap(graph, candidates, rejections), rejections)
+    chosen = _choose(graph, candidates, rejections)
     covered = {node for planned in chosen for node in planned.match.nodes}
     rejections += [miss for miss in misses if miss.nodes[0] not in covered]
     return Plan(tuple(chosen), tuple(rejections))
@@ -132,6 +142,26 @@ def _dtype_name(node: Node) -> str | None:
     return str(value.dtype).removeprefix("torch.")
 
 
+def _choose(graph: Graph, candidates: list[PlannedMatch], rejections: list[Rejection]) -> list[PlannedMatch]:
+    """The candidates that save most, without overlap and without any two that wait for each other.
+
+    Two regions may each be convex and yet feed each other: then the one that saves least goes, and what it
+    had displaced gets another chance.
+    """
+    while True:
+        losers: list[Rejection] = []
+        chosen = _without_overlap(graph, candidates, losers)
+        cycle = _cycle(graph, chosen)
+        if not cycle:
+            rejections += losers
+            return chosen
+        loser = min(cycle, key=lambda p: p.seconds_before - p.seconds_after)
+        rejections.append(
+            _reject(loser.match, lambda: "it and another region would need each other's result")
+        )
+        candidates = [p for p in candidates if p is not loser]
+
+
 def _without_overlap(
     graph: Graph, candidates: list[PlannedMatch], rejections: list[Rejection]
 ) -> list[PlannedMatch]:
@@ -155,21 +185,6 @@ def _without_overlap(
                 _reject(planned.match, functools.partial("overlaps {}, which saves more".format, name))
             )
     return sorted(chosen, key=lambda p: position[p.match.nodes[-1]])
-
-
-def _break_cycles(
-    graph: Graph, chosen: list[PlannedMatch], rejections: list[Rejection]
-) -> list[PlannedMatch]:
-    """Two regions may each be convex and yet feed each other; the one that saves least goes."""
-    while True:
-        cycle = _cycle(graph, chosen)
-        if not cycle:
-            return chosen
-        loser = min(cycle, key=lambda p: p.seconds_before - p.seconds_after)
-        rejections.append(
-            _reject(loser.match, lambda: "it and another region would need each other's result")
-        )
-        chosen = [p for p in chosen if p is not loser]
 
 
 def _cycle(graph: Graph, chosen: Sequence[PlannedMatch]) -> list[PlannedMatch]:

@@ -358,7 +358,7 @@ class Recorder:
         if isinstance(held, torch.Tensor):
             return _node_ref(held)
         if held is None or isinstance(
-            held, (bool, int, float, str, nn.Module, type, torch.dtype, FunctionType)
+            held, (bool, int, float, str, nn.Module, type, torch.dtype, torch.device, FunctionType)
         ):
             return held
         if isinstance(held, (tuple, list)) and len(held) <= _MAX_ITEMS and depth < 3:

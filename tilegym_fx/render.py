@@ -45,6 +45,8 @@ def _print_phase(phase: PhaseSurvey, out: Console) -> None:
         return
     stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phase.seconds.items())
     out.print(f"[bold]{phase.phase}[/]: {phase.nodes} nodes; {stages}")
+    for block, reason in phase.left_out.items():
+        out.print(f"[bold]{block} left out[/]: {escape(reason)}")
     out.print(_definitions(phase))
     out.print(f"estimated coverage [bold]{phase.coverage:.1%}[/] of {phase.milliseconds:.2f} ms")
     if phase.uncovered:

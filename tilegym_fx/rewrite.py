@@ -7,7 +7,8 @@ reads of what they write, is kept.
 from __future__ import annotations
 
 import operator
-from itertools import pairwise
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 import networkx as nx
 import torch
@@ -15,7 +16,7 @@ from torch.fx import Graph, Node
 
 from . import ops
 from .errors import RewriteError
-from .normalize.aliasing import Writes
+from .normalize.aliasing import Writes, written_args
 from .results import Match, Plan
 
 
@@ -85,7 +86,7 @@ def _meta(like: Node, match: Match, value: object) -> dict[str, object]:
 
 
 def _sort(graph: Graph, order: dict[Node, float]) -> None:
-    """Stable topological order by data, and by time among nodes that touch memory written in place."""
+    """Stable topological order by data, and by time around writes in place."""
     dependencies = nx.DiGraph()
     dependencies.add_nodes_from(graph.nodes)
     for node in graph.nodes:
@@ -93,9 +94,25 @@ def _sort(graph: Graph, order: dict[Node, float]) -> None:
     _arrange(graph, dependencies, order)
     writes = Writes(graph)  # which reads a graph in order
     if writes:
-        timed = sorted((n for n in graph.nodes if _touches(n, writes)), key=order.__getitem__)
-        dependencies.add_edges_from(pairwise(timed))
+        dependencies.add_edges_from(_in_time(sorted(graph.nodes, key=order.__getitem__), writes))
         _arrange(graph, dependencies, order)
+
+
+def _in_time(timed: Sequence[Node], writes: Writes) -> Iterator[tuple[Node, Node]]:
+    """Who must run before whom: a write after all earlier uses of its memory, and before all later ones."""
+    write: dict[Node, Node] = {}
+    uses: dict[Node, list[Node]] = defaultdict(list)
+    for node in timed:
+        written = {root for arg in written_args(node) for root in writes.roots(arg)}
+        used = {root for value in (node, *node.all_input_nodes) for root in writes.roots(value)}
+        for root in used:
+            if root in write and write[root] is not node:
+                yield write[root], node
+            if root in written:
+                yield from ((use, node) for use in uses.pop(root, ()))
+                write[root] = node
+            else:
+                uses[root].append(node)
 
 
 def _arrange(graph: Graph, dependencies: nx.DiGraph, order: dict[Node, float]) -> None:
@@ -111,10 +128,6 @@ def _arrange(graph: Graph, dependencies: nx.DiGraph, order: dict[Node, float]) -
         if anchor._next is not node:
             anchor.append(node)
         anchor = node
-
-
-def _touches(node: Node, writes: Writes) -> bool:
-    return writes.touched(node) or any(writes.touched(a) for a in node.all_input_nodes)
 
 
 def _rank(order: dict[Node, float]):  # type: ignore[no-untyped-def]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -75,6 +75,11 @@ class PhaseSurvey:
     error: str | None = None
     outcome: Outcome | None = None
     graph: ExportedGraph | None = None
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Class of a block that could not be captured, and is one operation that no kernel takes -> why."""
+        return self.graph.holes if self.graph else {}
 
 
 @dataclass(frozen=True)
@@ -280,6 +285,7 @@ def _phase_json(phase: PhaseSurvey) -> dict[str, Any]:
     return {
         "phase": phase.phase,
         "nodes": phase.nodes,
+        "left_out": dict(phase.left_out),
         "seconds": {k: round(v, 4) for k, v in phase.seconds.items()},
         "coverage_estimated": round(phase.coverage, 6),
         "milliseconds_estimated": round(phase.milliseconds, 4),

@@ -63,7 +63,7 @@ def kept(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Options
 
 
 def test_one_exact_one_compatible_and_one_new_region_are_kept(kept: tuple[Options, Ledger]) -> None:
-    asked, ledger = kept
+    _, ledger = kept
     assert statuses(ledger) == ["keep"] * 4
     assert sorted(row.kind for row in ledger.rows[1:]) == ["compatible", "exact", "none"]
     how = {row.kind: row.description for row in ledger.rows[1:]}
@@ -89,7 +89,7 @@ def test_what_is_kept_is_committed_and_passes_inventory_check(kept: tuple[Option
 
 
 def test_the_table_has_a_row_for_each_experiment(kept: tuple[Options, Ledger]) -> None:
-    asked, ledger = kept
+    asked, _ = kept
     lines = book.table_file(asked.results, asked.model).read_text().splitlines()
     assert "| commit | cuTile coverage | cuTile throughput | status | description |" in lines
     assert len([line for line in lines if "| keep |" in line]) == 4
@@ -123,7 +123,7 @@ def failed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Optio
 
 
 def test_wrong_slow_and_crashing_kernels_are_not_kept(failed: tuple[Options, Ledger]) -> None:
-    asked, ledger = failed
+    _, ledger = failed
     found = {row.name.split("_")[0]: row for row in ledger.rows[1:]}
     assert {name: row.status for name, row in found.items()} == {
         "wrong": "discard",

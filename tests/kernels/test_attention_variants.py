@@ -1,4 +1,6 @@
-"""Attention with sinks, capped scores or values of their own width against float64, interpreted and on a GPU."""
+"""Attention with sinks, capped scores or values of their own width against float64, interpreted and on a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def on(device: str, name: str) -> Any:
 def test_agrees_with_float64_at_every_length(name, dtype, device):
     for sizes in SIZES:
         for rows in ROWS if sizes["S"] == 1 else ("ordinary",):
-            assert worst(on(device, name), name, make_inputs(name, dtype, rows, "as trained", sizes), dtype) <= 1
+            assert (
+                worst(on(device, name), name, make_inputs(name, dtype, rows, "as trained", sizes), dtype) <= 1
+            )
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -43,13 +47,19 @@ def test_agrees_with_float64_at_every_length(name, dtype, device):
 def test_a_single_step_with_sinks_agrees_with_float64(dtype, device):
     name = "sink_attention_step"
     for sizes in ({"T": 300, "D": 64, "Hq": 64, "Hk": 8}, {"T": 5, "D": 32, "Hq": 5, "Hk": 1}):
-        assert worst(on(device, name), name, make_inputs(name, dtype, "ordinary", "as trained", sizes), dtype) <= 1
+        assert (
+            worst(on(device, name), name, make_inputs(name, dtype, "ordinary", "as trained", sizes), dtype)
+            <= 1
+        )
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", WIDE)
 def test_values_may_have_another_width_than_keys(name, device):
-    for sizes in ({"S": 20, "T": 20, "D": 48, "V": 32}, {"S": 1, "T": 90, "D": 24, "V": 64, "Hq": 4, "Hk": 4}):
+    for sizes in (
+        {"S": 20, "T": 20, "D": 48, "V": 32},
+        {"S": 1, "T": 90, "D": 24, "V": 64, "Hq": 4, "Hk": 4},
+    ):
         inputs = make_inputs(name, torch.bfloat16, "ordinary", "as trained", sizes)
         assert worst(on(device, name), name, inputs, torch.bfloat16) <= 1
 

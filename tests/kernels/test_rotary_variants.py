@@ -1,4 +1,6 @@
-"""The kernel for the other rotary embeddings against float64, through the interpreter and, marked gpu, on a GPU."""
+"""The kernel for the other rotary embeddings against float64, through the interpreter and, marked gpu, on
+a GPU.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 #: Heads that fill a tile and others, ragged groups of heads, single positions, few and all columns rotated.
 SIZES = (
     {"D": 64, "R": 32, "Hq": 9, "Hk": 3, "H": 9}, {"D": 80, "R": 40, "Hq": 4, "Hk": 4, "S": 5, "H": 4},
-    {"D": 96, "R": 48, "Hq": 3, "Hk": 1, "S": 1, "H": 3}, {"D": 256, "R": 128, "Hq": 9, "Hk": 1, "S": 3, "H": 9},
+    {"D": 96, "R": 48, "Hq": 3, "Hk": 1, "S": 1, "H": 3}, {"D": 256, "R": 128, "Hq": 9, "Hk": 1, "S": 3,
+    "H": 9},
 )  # fmt: skip
 
 
@@ -58,7 +61,7 @@ def test_agrees_with_float64_at_every_kind_of_head(name, dtype, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_rounding_is_where_the_reference_has_it(name, dtype, device):
     inputs = case(name, dtype, "ordinary", {"D": 128, "R": 64, "S": 16})

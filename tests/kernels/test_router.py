@@ -12,8 +12,8 @@ from tilegym_fx.compile import ARCHITECTURES, compile_kernel
 from tilegym_fx.launch import recorded
 
 NAMES = (
-    "router_softmax_topk", "router_softmax_topk_fp32", "router_softmax_topk_norm", "router_softmax_topk_norm_fp32",
-    "router_topk_softmax",
+    "router_softmax_topk", "router_softmax_topk_fp32", "router_softmax_topk_norm",
+    "router_softmax_topk_norm_fp32", "router_topk_softmax",
 )  # fmt: skip
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 SIZES = ({"N": 70, "E": 60}, {"N": 1, "E": 128}, {"N": 3, "E": 3}, {"N": 33, "E": 8})
@@ -41,7 +41,9 @@ def test_of_equal_logits_each_is_chosen_once(device):
     for name in NAMES:
         weights, index = on(device, name)(torch.zeros(5, 12), 4)
         assert index.tolist() == [[0, 1, 2, 3]] * 5
-        torch.testing.assert_close(weights, torch.full((5, 4), 0.25 if "norm" in name or "topk_s" in name else 1 / 12))
+        torch.testing.assert_close(
+            weights, torch.full((5, 4), 0.25 if "norm" in name or "topk_s" in name else 1 / 12)
+        )
 
 
 @pytest.mark.parametrize("device", DEVICES)

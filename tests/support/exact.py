@@ -303,8 +303,8 @@ def _gqa_masked(r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, scale
 
 
 @exact(
-    "router_softmax_topk", "router_softmax_topk_fp32", "router_softmax_topk_norm", "router_softmax_topk_norm_fp32",
-    "router_topk_softmax",
+    "router_softmax_topk", "router_softmax_topk_fp32", "router_softmax_topk_norm",
+    "router_softmax_topk_norm_fp32", "router_topk_softmax",
 )  # fmt: skip
 def _router(r: Rounding, name: str, logits: Any, k: int) -> Any:
     best, index = torch.topk(logits, k, dim=-1)
@@ -315,7 +315,10 @@ def _router(r: Rounding, name: str, logits: Any, k: int) -> Any:
         shares = torch.softmax(best, -1)
     kind = Rounding.of(torch.float32) if "fp32" in name else r
     size = logits.abs().amax(-1, keepdim=True) + logits.shape[-1]
-    return (shares, (kind.relative + 8 * ROUNDED32 * size) * shares + kind.step), (index, torch.zeros_like(index))
+    return (shares, (kind.relative + 8 * ROUNDED32 * size) * shares + kind.step), (
+        index,
+        torch.zeros_like(index),
+    )
 
 
 @exact("experts_silu", "experts_silu_fp32")
@@ -338,7 +341,8 @@ def _experts_silu(
 @exact("experts_clamped")
 def _experts_clamped(
     r: Rounding, name: str, hidden_states: Any, top_k_index: Any, top_k_weights: Any,
-    gate_up_proj: Any, gate_up_proj_bias: Any, down_proj: Any, down_proj_bias: Any, alpha: float, limit: float,
+    gate_up_proj: Any, gate_up_proj_bias: Any, down_proj: Any, down_proj_bias: Any, alpha: float, limit:
+    float,
 ) -> Any:  # fmt: skip
     both, error = _projected(r, gate_up_proj[top_k_index].transpose(-1, -2), hidden_states[:, None])
     both = both + gate_up_proj_bias[top_k_index]

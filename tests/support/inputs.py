@@ -1,4 +1,6 @@
-"""Inputs of Definitions in regimes where rounding shows, and a result's distance to the float64 evaluation."""
+"""Inputs of Definitions in regimes where rounding shows, and a result's distance to the float64
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def make_inputs(
             value *= WEIGHTS[weights]
             value.view(-1)[::3] *= weights != "near zero"
         elif key == "logits":  # no two alike, and none so large that softmax saturates
-            value = value.to(dtype).double().argsort(-1).double() / 8 + value.new_zeros(shape)
+            value = value.argsort(-1).double() / 8
         elif key == "frequencies":
             value = 10 ** -torch.linspace(0, 4, shape[0], dtype=torch.float64)
         elif key in ("cos", "sin"):

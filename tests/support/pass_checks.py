@@ -116,9 +116,12 @@ def check_pass(
     graph_module = capture(function, values, dynamic=dynamic)
     guards = guards_of(graph_module)
     outcome = find_in(graph_module, only=only)
-    assert counts(outcome) == dict(expected), [
-        (r.definition, r.spelling, r.reason) for r in outcome.rejections
-    ]
+    taken = counts(outcome)
+    if taken != dict(expected): print("DBG", {n: reasons_in(graph_module, n) for n in expected}, graph_module.graph)
+    assert taken == dict(expected), (
+        taken,
+        [(r.definition, r.spelling, r.reason) for r in outcome.rejections],
+    )
     for definition, pattern in (refused or {}).items():
         reasons = reasons_in(graph_module, definition)
         assert any(re.search(pattern, reason) for reason in reasons), reasons
@@ -131,7 +134,7 @@ def check_pass(
 
 def reasons_in(graph_module: GraphModule, definition: str) -> list[str]:
     """Why places in a normal graph are no Match of a Definition, those that another Match covers included."""
-    _, rejections = matcher_for(INVENTORY).match(graph_module.graph, lambda node: Site())
+    _, rejections = matcher_for(INVENTORY, INVENTORY.definitions).match(graph_module.graph, lambda node: Site())
     return [r.reason for r in rejections if r.definition == definition]
 
 

@@ -106,7 +106,7 @@ if name.startswith("wrong"):
 elif name.startswith("slow"):
     kernel = kernel.replace("        launch(", "        for _ in range(40):\\n            launch(")
 elif name.startswith("crash"):
-    kernel = "import os\\n\\nos.abort()\\n" + kernel
+    kernel = kernel + "\\n\\nimport os\\n\\nos.abort()\\n"
 if sys.argv[0].endswith("hang.py"):
     time.sleep(3600)
 (folder / "kernel.py").write_text(kernel)

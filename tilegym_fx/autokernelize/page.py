@@ -83,13 +83,13 @@ def _bars(ledger: Ledger, kept: list[Row]) -> str:
     if not ledger.rows or ledger.rows[0].coverage is None:
         return "<p>There is no baseline.</p>"
     before = ledger.rows[0].coverage
-    pieces = [f'<span style="width:{100 * before:.2f}%" title="before">{before:.1%}</span>']
+    pieces = [f'<span style="width:{100 * before:.2f}%" title="before">{before:.1%}</span>' * (before > 0)]
     last = before
     for row in kept:
         gain = max(0.0, (row.coverage or last) - last)
-        pieces.append(
-            f'<span class="new" style="width:{100 * gain:.2f}%" title="{_e(row.name)}">{_e(row.name)}</span>'
-        )
+        if gain > 0:
+            name = _e(row.name)
+            pieces.append(f'<span class="new" style="width:{100 * gain:.2f}%" title="{name}">{name}</span>')
         last = max(last, row.coverage or last)
     first = f'<div class="bar">{pieces[0]}</div>'
     after = f'<div class="bar">{"".join(pieces)}</div>'

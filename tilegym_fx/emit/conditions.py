@@ -6,7 +6,7 @@ import ast
 import re
 from typing import Any
 
-from ..provenance import OPAQUE
+from ..provenance import OPAQUE, NodeRef
 from .outcome import Facts, Refusal
 from .scope import Lifter, Scope
 from .values import View
@@ -16,11 +16,12 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 class Conditions(Lifter):
-    """Collects what must hold. See `Lifter` for the arguments."""
+    """Collects what must hold. See `Lifter` for the arguments; `numbers` are those of the region's nodes."""
 
-    def __init__(self, home: View, written: set[str]) -> None:
+    def __init__(self, home: View, written: set[str], numbers: frozenset[int] = frozenset()) -> None:
         super().__init__(home, written)
         self.facts = Facts()
+        self.numbers = numbers
 
     def present(self, name: str) -> None:
         """Notes that a local must not be None."""
@@ -75,6 +76,8 @@ class Conditions(Lifter):
 
     def _atom(self, expr: ast.expr, scope: Scope, truth: bool) -> None:
         lifted = self._lift(expr, scope)
+        if lifted is None and self._is_made(expr, scope):
+            return
         if lifted is None:
             raise Refusal(
                 f"`{ast.unparse(expr)}` in {scope.at.where()} depends on what only that function knows"
@@ -90,6 +93,13 @@ class Conditions(Lifter):
             return
         self._globals(expr, scope)
         self._guard(_guard_text(lifted, truth))
+
+    def _is_made(self, expr: ast.expr, scope: Scope) -> bool:
+        """Whether a comparison with None looks at a tensor that the region itself makes on this path."""
+        if not isinstance(expr, ast.Compare) or not isinstance(expr.ops[0], (ast.Is, ast.IsNot)):
+            return False
+        value = scope.at.value(expr.left)
+        return isinstance(value, NodeRef) and value.id in self.numbers
 
     def _looked_up(self, lifted: ast.expr) -> None:
         """`getattr(self, "x", d)` and `hasattr(self, "x")` read a constant as `self.x` does."""

@@ -22,10 +22,13 @@ from .conditions import PLAIN, Conditions, is_not, unparse, wrapped
 from .flow import target_names
 from .outcome import Refusal
 from .owner import hooks_of
+from .regions import writes_in_place
 from .scope import SHAPE_METHODS, Scope
 from .source import children
 from .values import View, view
 
+#: Functions that choose how something is computed and not what; inside, nothing needs to be followed.
+_HOW_NOT_WHAT = {("transformers.integrations.moe", "_grouped_mm")}
 _CHOICES = (ast.IfExp, ast.BoolOp, ast.Compare, ast.UnaryOp)
 
 
@@ -36,10 +39,13 @@ class Inspector(Conditions):
         home: The rewritten function.
         written: Names that the dropped statements of the rewritten function bind.
         literals: The values of the Definition's scalar inputs, which need no guard.
+        numbers: The numbers of the region's nodes.
     """
 
-    def __init__(self, home: View, written: set[str], literals: Sequence[Any]) -> None:
-        super().__init__(home, written)
+    def __init__(
+        self, home: View, written: set[str], literals: Sequence[Any], numbers: frozenset[int] = frozenset()
+    ) -> None:
+        super().__init__(home, written, numbers)
         self.literals = literals
 
     def expression(self, expr: ast.expr, kept: Iterable[ast.expr]) -> None:
@@ -143,6 +149,8 @@ class Inspector(Conditions):
             self._guard(f"{text} == {value!r}")
 
     def _call(self, expr: ast.Call, scope: Scope, kept: set[ast.expr]) -> None:
+        if _is_lookup(expr):
+            return  # what it finds is looked at where it is called
         made = scope.at.made_at(expr)
         inner = [m.child for m in made if m.child is not None]
         target = scope.at.value(expr.func)
@@ -160,7 +168,9 @@ class Inspector(Conditions):
             self._module(expr.func, target, scope)
         if isinstance(expr.func, ast.Attribute) and not isinstance(target, nn.Module):
             self._expression(expr.func.value, scope, kept)
-        if inner:
+        if isinstance(target, FunctionType) and (target.__module__, target.__qualname__) in _HOW_NOT_WHAT:
+            arguments = _arguments(expr)
+        elif inner:
             # What the called function does not look at has no effect, so a plain argument is met where it
             # is read.
             self._inside(inner[0], expr, scope)
@@ -191,6 +201,8 @@ class Inspector(Conditions):
         if not self._is_local(name.id, scope):
             return
         lifted = self._lift(name, scope)
+        if lifted is None and self._looked_up_function(scope.definitions.get(name.id), target, scope):
+            return
         if lifted is None or self._is_constant(lifted):
             if lifted is None:
                 raise Refusal(f"`{name.id}` in {scope.at.where()} holds a function that cannot be followed")
@@ -201,6 +213,21 @@ class Inspector(Conditions):
             )
         self.facts.imports[target.__name__] = target.__module__
         self._guard(f"{unparse(lifted)} is {target.__name__}")
+
+    def _looked_up_function(self, lookup: ast.expr | None, target: FunctionType, scope: Scope) -> bool:
+        """Whether a function came out of a registry of transformers, under a key that a guard can compare."""
+        if lookup is None or not _is_lookup(lookup):
+            return False
+        assert isinstance(lookup, ast.Call)
+        assert isinstance(lookup.func, ast.Attribute)
+        registry, key = lookup.func.value, self._lift(lookup.args[0], scope)
+        found = scope.at.importable(registry)
+        if found is None or key is None or found[2].get(scope.at.value(lookup.args[0])) is not target:
+            return False
+        name, module, _ = found
+        self.facts.imports |= {name: module, target.__name__: target.__module__}
+        self._guard(f"{name}.get({unparse(key)}) is {target.__name__}")
+        return True
 
     def _module(self, func: ast.expr, module: nn.Module, scope: Scope) -> None:
         lifted = self._lift(func, scope)
@@ -262,6 +289,8 @@ class Inspector(Conditions):
             self._assign(statement, scope)
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             pass
+        elif isinstance(statement, ast.Expr) and self._changes_own(statement, scope):
+            self._expression(statement.value, scope, set())
         elif not isinstance(statement, ast.Pass):
             raise Refusal(f"{_kind(statement)} in {scope.at.where()} would be dropped")
         return False
@@ -274,7 +303,7 @@ class Inspector(Conditions):
         for target in targets:
             names = target_names(target)
             if names is None:
-                if not self._fills_own_dict(target, scope):
+                if not self._fills_own_dict(target, scope) and not self._changes_own(statement, scope):
                     raise Refusal(
                         f"an assignment to `{ast.unparse(target)}` in {scope.at.where()} would be dropped"
                     )
@@ -283,9 +312,21 @@ class Inspector(Conditions):
                 scope.arguments[name] = None
                 scope.definitions.pop(name, None)
             if len(names) == 1 and isinstance(target, ast.Name):
-                lifted = self._lift(statement.value, scope, but=names[0])
-                scope.arguments[names[0]] = lifted
+                value = self._chosen(statement.value, scope)
+                scope.arguments[names[0]] = self._lift(value, scope, but=names[0])
                 scope.definitions[names[0]] = statement.value
+
+    def _chosen(self, value: ast.expr, scope: Scope) -> ast.expr:
+        """The arm of a conditional expression that was taken; the condition has been noted."""
+        while isinstance(value, ast.IfExp):
+            value = value.body if scope.at.truth(value.test) else value.orelse
+        return value
+
+    def _changes_own(self, statement: ast.stmt, scope: Scope) -> bool:
+        """Whether a statement changes in place only what the region itself has made."""
+        numbers = scope.at.numbers_in(statement)
+        mutated = [n for n in numbers if writes_in_place([n], self.home.provenance) is not None]
+        return bool(mutated) and numbers <= self.numbers and writes_in_place(self.numbers, self.home.provenance) is None
 
     def _fills_own_dict(self, target: ast.expr, scope: Scope) -> bool:
         if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
@@ -311,6 +352,16 @@ def _kind(node: ast.AST) -> str:
     }  # fmt: skip
     name = type(node).__name__
     return f"{names.get(name, name)} at line {getattr(node, 'lineno', 0)}"
+
+
+def _is_lookup(expr: ast.expr) -> bool:
+    """`registry.get_interface(key, default)`, as transformers chooses an implementation."""
+    return (
+        isinstance(expr, ast.Call)
+        and isinstance(expr.func, ast.Attribute)
+        and expr.func.attr == "get_interface"
+        and bool(expr.args)
+    )
 
 
 def _arguments(expr: ast.Call) -> list[ast.expr]:

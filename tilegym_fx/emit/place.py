@@ -120,7 +120,8 @@ class Placer(Outputs):
         kept = {operand.expr for operand in operands}
         outputs, before, after = self._outputs_of(anchor)
         self._check_numbers(anchor, kept)
-        inspector = Inspector(self.at, self.written, list(self.region.literals.values()))
+        literals = list(self.region.literals.values())
+        inspector = Inspector(self.at, self.written, literals, self.region.numbers)
         for statement in self.removed:
             inspector.expression(right_side(statement), kept)
         inspector.expression(anchor, kept)

@@ -26,6 +26,9 @@ _SAME_VALUE = _CASTS | {
     aten.dropout.default,
 }  # fmt: skip
 
+#: Operations that may give their argument itself although their schema does not say so.
+_MAY_ALIAS = {aten.dropout.default, aten.type_as.default}
+
 
 class Names:
     """Which exported nodes stand for which node of a Match's graph.
@@ -167,13 +170,38 @@ def _is_outside(user: fx.Node, inside: set[int]) -> bool:
 
 
 def writes_in_place(numbers: Iterable[int], provenance: Provenance) -> fx.Node | None:
-    """The first exported node among these that changes a tensor in place."""
-    for number in sorted(numbers):
+    """The first exported node among these that changes in place a tensor that is not made among these."""
+    inside = frozenset(numbers)
+    for number in sorted(inside):
         node = provenance._nodes.get(number)
         schema = getattr(getattr(node, "target", None), "_schema", None)
-        if node is not None and schema is not None and schema.is_mutable:
+        if node is None or schema is None or not schema.is_mutable:
+            continue
+        written = [
+            value
+            for argument, value in zip(schema.arguments, node.args, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        if not written or not all(_is_made_inside(value, inside) for value in written):
             return node
     return None
+
+
+def _is_made_inside(value: Any, inside: frozenset[int]) -> bool:
+    """Whether the memory of a value was allocated among these nodes."""
+    while isinstance(value, fx.Node) and value.meta.get(NODE_KEY, -1) in inside:
+        schema = getattr(value.target, "_schema", None)
+        if schema is None:
+            return False
+        aliased = [
+            argument
+            for declared, argument in zip(schema.arguments, value.args, strict=False)
+            if declared.alias_info is not None
+        ]
+        if not aliased:
+            return all(result.alias_info is None for result in schema.returns) and value.target not in _MAY_ALIAS
+        value = aliased[0]
+    return False
 
 
 def _same_type(left: fx.Node, right: fx.Node) -> bool:

@@ -37,6 +37,9 @@ class Scope:
         self.extra = extra
         variadic = at.source.node.args.kwarg
         self.extra_name = variadic.arg if variadic is not None else None
+        rest = at.source.node.args.vararg
+        self.rest_name = rest.arg if rest is not None else None
+        self.rest: list[ast.expr | None] = []
         self.definitions: dict[str, ast.expr] = {}
 
 
@@ -124,12 +127,16 @@ class Lifter:
             positional.append(self._lift(expr.func.value, scope))
         extra: ast.expr | None = None
         for argument in expr.args:
-            if isinstance(argument, ast.Starred):
-                raise Refusal(f"`*{ast.unparse(argument.value)}` in {scope.at.where()} cannot be followed")
-            positional.append(self._lift(argument, scope))
+            positional += self._starred(argument, scope)
         arguments: dict[str, ast.expr | None] = dict(zip(names, positional, strict=False))
         known = {*names, *(a.arg for a in spec.kwonlyargs)}
         for keyword in expr.keywords:
+            if keyword.arg is None and self._is_own_extra(keyword.value, scope):
+                extra = scope.extra
+                for name, passed in scope.arguments.items():
+                    if name.startswith("**"):
+                        arguments[name[2:] if name[2:] in known else name] = passed
+                continue
             lifted = self._lift(keyword.value, scope)
             if keyword.arg is None:
                 if extra is not None or not isinstance(lifted, ast.Name):
@@ -143,8 +150,21 @@ class Lifter:
             if name not in arguments:
                 arguments[name] = default if extra is None else _get(extra, name, default)
         inner = Scope(at, arguments, extra)
+        inner.rest = positional[len(names) :]
         self._check_binding(inner)
         return inner
+
+    def _starred(self, argument: ast.expr, scope: Scope) -> list[ast.expr | None]:
+        """One positional argument, or those that a `*args` parameter handed on stands for."""
+        if not isinstance(argument, ast.Starred):
+            return [self._lift(argument, scope)]
+        if isinstance(argument.value, ast.Name) and argument.value.id == scope.rest_name and scope.at is not self.home:
+            return list(scope.rest)
+        raise Refusal(f"`*{ast.unparse(argument.value)}` in {scope.at.where()} cannot be followed")
+
+    def _is_own_extra(self, value: ast.expr, scope: Scope) -> bool:
+        """Whether `**value` hands on a `**kwargs` parameter of dropped code."""
+        return scope.at is not self.home and isinstance(value, ast.Name) and value.id == scope.extra_name
 
     def _is_method(self, base: ast.expr, at: View, scope: Scope) -> bool:
         return at.call.module is not None and scope.at.value(base) is at.call.module
@@ -152,6 +172,7 @@ class Lifter:
     def _check_binding(self, scope: Scope) -> None:
         """A wrapper between the call and the function may have changed the arguments."""
         variadic = {a.arg for a in (scope.at.source.node.args.vararg, scope.at.source.node.args.kwarg) if a}
+        variadic |= set(scope.at.call.code.co_freevars)
         for name in scope.at.entry:
             if name not in scope.arguments and name not in variadic:
                 raise Refusal(f"a wrapper around {scope.at.where()} passes `{name}` itself")

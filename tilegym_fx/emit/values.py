@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import CodeType
@@ -183,6 +183,16 @@ class View:
             return OPAQUE
         return self.call.globals.get(expr.id, getattr(builtins, expr.id, OPAQUE))
 
+    def importable(self, expr: ast.expr) -> tuple[str, str, Any] | None:
+        """Name, module and value of a mapping that is a global of this function's module, or a closure's."""
+        if not isinstance(expr, ast.Name):
+            return None
+        held = self.call.globals.get(expr.id)
+        if held is None and expr.id in self.call.code.co_freevars:
+            held = _closed_over(self.call, expr.id)
+        names = [name for name, value in self.call.globals.items() if value is held]
+        return (names[0], str(self.call.globals["__name__"]), held) if names and isinstance(held, Mapping) else None
+
     def _made_value(self, expr: ast.expr) -> Any:
         made = self.made_at(expr)
         children = [m.child for m in made if m.child is not None]
@@ -202,7 +212,7 @@ class View:
         if isinstance(base, NodeRef):
             node = self.provenance.resolve(base)
             fake = node.meta.get("val") if node is not None else None
-            if isinstance(fake, torch.Tensor) and name in ("shape", "dtype", "ndim"):
+            if isinstance(fake, torch.Tensor) and name in ("shape", "dtype", "ndim", "device"):
                 return self._plain(getattr(fake, name))
             return OPAQUE
         if base is OPAQUE or isinstance(base, (tuple, dict)):
@@ -295,6 +305,15 @@ def view(provenance: Provenance, call: Call) -> View | None:
         source = function_source(call.code)
         cache[call.index] = View(provenance, call, source) if source is not None else None
     return cache[call.index]
+
+
+def _closed_over(call: Call, name: str) -> Any:
+    """The value of a free variable of a method."""
+    for base in type(call.module).__mro__:
+        for held in vars(base).values():
+            if getattr(held, "__code__", None) is call.code:
+                return dict(zip(call.code.co_freevars, held.__closure__, strict=True))[name].cell_contents
+    return None
 
 
 def _lines(statement: ast.stmt) -> tuple[int, int]:

@@ -72,12 +72,10 @@ class _Shape:
 
 
 def _stand_in(block: nn.Module, result: Any) -> Callable[..., Any]:
-    parameters = list(block.parameters())
-
     def forward(*args: Any, **kwargs: Any) -> Any:
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         like = result if result is not None else _Shape(tuple(given[0].shape), given[0].dtype)
-        read = [*given, *parameters]
+        read = [*given, *block.parameters()]
         leaves, spec = tree_flatten(like, is_leaf=lambda item: isinstance(item, _Shape))
         made = []
         for leaf in leaves:

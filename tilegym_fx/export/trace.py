@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
@@ -95,6 +97,7 @@ def export_module(
         stack.enter_context(torch.no_grad())
         stack.enter_context(unchanged(module))
         stack.enter_context(holes.made(module))
+        stack.enter_context(_copies_as_clones())
         _enter_transformers(stack, module, inputs, static=dynamic_shapes is None)
         program = _trace(module, args, inputs, dynamic_shapes)
     traced = time.perf_counter()
@@ -130,6 +133,23 @@ def _trace(
         return program
     except MODEL_ERRORS as error:
         raise ExportError(f"{type(module).__name__} cannot be exported: {describe(error)}") from error
+
+
+@contextmanager
+def _copies_as_clones() -> Iterator[None]:
+    """Lets a model deep-copy its cache while it is traced: torch refuses for tensors without memory."""
+
+    def cloned(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        return memo.setdefault(id(tensor), tensor.clone())
+
+    kinds = [kind for kind in (FakeTensor, FunctionalTensor) if "__deepcopy__" not in vars(kind)]
+    for kind in kinds:
+        setattr(kind, "__deepcopy__", cloned)
+    try:
+        yield
+    finally:
+        for kind in kinds:
+            delattr(kind, "__deepcopy__")
 
 
 def describe(error: BaseException) -> str:

@@ -84,7 +84,7 @@ from __future__ import annotations
 '''
 
 _TEST = '''\
-"""{name}: found where code computes it, and computed by its kernel as by its reference."""
+"""{name}: found in code, and computed right."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_another_function_is_not_it() -> None:
 """
 
 _BENCHMARK = '''\
-"""How fast {name} is, at growing sizes: `python benchmarks/bench_{name}.py --print-data`."""
+"""How fast {name} is at growing sizes; `--print-data` shows it."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _is_promoted(value: object, result: torch.dtype) -> bool:
 
 
 def one_softmax(graph: Graph) -> int:
-    """``softmax(x.to(wider))`` becomes ``softmax(x, dtype=wider)``; a dtype that ``x`` has is not written down."""
+    """``softmax(x.to(wider))`` becomes ``softmax(x, dtype=wider)``; the dtype that ``x`` has is left out."""
     writes = Writes(graph)
     changed = 0
     for node in calls(graph, {aten.softmax.int}):

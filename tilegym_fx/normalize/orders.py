@@ -22,20 +22,25 @@ def one_inverse(graph: Graph) -> int:
         if len(node.args) > 3 or node.kwargs or not isinstance(indices, list | tuple) or len(indices) != 1:
             continue
         order = indices[0]
-        if _is_order(order) and _is_new(target, node, order) and _counts_up(values, order):
+        if (
+            isinstance(order, Node)
+            and _is_order(order)
+            and _is_new(target, node, order)
+            and _counts_up(values, order)
+        ):
             replace(node, aten.argsort.default, (order,))
             changed += 1
     return changed
 
 
-def _is_order(node: Any) -> bool:
+def _is_order(node: Node) -> bool:
     """Whether a value is the permutation that a one-dimensional sort made."""
-    if not isinstance(node, Node) or not is_tensor(val(node)) or val(node).dim() != 1:
+    if not is_tensor(val(node)) or val(node).dim() != 1:
         return False
     if node.target is not operator.getitem:
         return node.target is aten.argsort.default
     source = node.args[0]
-    return node.args[1] == 1 and isinstance(source, Node) and source.target in _SORTS
+    return isinstance(source, Node) and source.target in _SORTS and bool(node.args[1] == 1)
 
 
 def _is_new(target: Any, node: Node, order: Node) -> bool:
@@ -43,10 +48,11 @@ def _is_new(target: Any, node: Node, order: Node) -> bool:
     if not isinstance(target, Node) or target.target not in _NEW or list(target.users) != [node]:
         return False
     value = val(target)
-    return value.dtype == torch.int64 and value.dim() == 1 and same_size(value.shape[0], val(order).shape[0])
+    is_like = value.dtype == torch.int64 and value.dim() == 1
+    return bool(is_like and same_size(value.shape[0], val(order).shape[0]))
 
 
 def _counts_up(values: Any, order: Node) -> bool:
     if not isinstance(values, Node) or values.target is not aten.arange.default:
         return False
-    return val(values).dtype == torch.int64 and same_size(val(values).shape[0], val(order).shape[0])
+    return bool(val(values).dtype == torch.int64 and same_size(val(values).shape[0], val(order).shape[0]))

@@ -118,9 +118,8 @@ class HostWriter:
         yield f"    width = {self._width()}"
         if self.is_rank_free():
             assert self._full is not None
-            full, segments = self._text(self._full), len(self._plan.segments(self._full))
-            count = f"({segments} * width)" if segments > 1 else "width"
-            yield f"    rows = {full}.numel() // {count} if width else 0"
+            full = self._text(self._full)
+            yield f"    rows = {full}.numel() // {full}.shape[-1] if {full}.numel() else 0"
             return
         for name, group in zip(self._group_names(), self._space.groups or ((),), strict=True):
             yield f"    {name} = {' * '.join(map(self._axis, group)) or '1'}"

@@ -125,7 +125,7 @@ class KernelWriter:
         used = [f for f in self._functions if f is not None]
         scalars = list(dict.fromkeys(s for f in used for s in f.lines.scalars))
         has_mean = any(REDUCTIONS[r.target] == "mean" for r in self._plan.reductions)
-        loads = list(self._pieces.values())
+        loads = self._arrays()
         body = (
             self._with_reductions(before, after, per_row, stores, scalars, has_mean)
             if self._plan.reductions
@@ -149,9 +149,7 @@ class KernelWriter:
         key = node, segment
         if key not in self._pieces:
             base = self._plan.arrays[node].split(".")[0]
-            others = {
-                p.node for p in self._pieces.values() if re.split("_part_|_left|_right", p.name)[0] == base
-            }
+            others = {p.node for p in self._arrays() if re.split("_part_|_left|_right", p.name)[0] == base}
             base = f"{base}_view" if others - {node} else base
             self._pieces[key] = Piece(_piece_name(base, segment, self._plan.segments(node)), node, segment)
         return self._pieces[key].name
@@ -181,6 +179,11 @@ class KernelWriter:
         self._functions.append(function)
         return function
 
+    def _arrays(self) -> list[Piece]:
+        """What is loaded; segments of one array side by side."""
+        order = list(dict.fromkeys(piece.node for piece in self._pieces.values()))
+        return sorted(self._pieces.values(), key=lambda piece: order.index(piece.node))
+
     def _place(self, node: Node, column: str) -> tuple[str, str, bool]:
         """Index and shape of an array's tile, and whether its rows are the block's."""
         space, names, sizes = self._plan.space, [], []
@@ -207,7 +210,7 @@ class KernelWriter:
 
     def _half(self) -> str:
         """An array whose dtype the 16-bit values follow."""
-        return next(p.name for p in self._pieces.values() if p.node in self._plan.follows)
+        return next(p.name for p in self._arrays() if p.node in self._plan.follows)
 
     def _puts(self, stores: Sequence[Piece], call: str, even: str, indent: str, column: str) -> Iterator[str]:
         names = [f"{s.name}_tile" for s in stores]
@@ -231,7 +234,7 @@ class KernelWriter:
         yield "    middle, inner = rest // blocks, rest % blocks"
 
     def _signature(self, stores: Sequence[Piece], numbers: Sequence[str], constants: str) -> list[str]:
-        arrays = [p.name for p in (*self._pieces.values(), *stores)]
+        arrays = [p.name for p in (*self._arrays(), *stores)]
         return [
             "@ct.kernel",
             f"def {self._name}_kernel(",
@@ -242,11 +245,11 @@ class KernelWriter:
 
     def _pointwise(self, function: Function | None, stores: Sequence[Piece], scalars: Sequence[str]) -> str:
         assert function is not None
-        arrays = [p.name for p in (*self._pieces.values(), *stores)]
+        arrays = [p.name for p in (*self._arrays(), *stores)]
         out = self._full(stores)
         places = ", ".join((*self._places, "k"))
         passed = ", ".join([*arrays, *scalars, *self._places, "k", "ROWS", "CHUNK", "FIT"])
-        tile_of = {p.name: self._get(p, "k", "even") for p in self._pieces.values()}
+        tile_of = {p.name: self._get(p, "k", "even") for p in self._arrays()}
         lines = [
             f"def one_tile({passed}, even):",
             f'    """The block\'s tile at {places}."""',
@@ -278,8 +281,8 @@ class KernelWriter:
         scalars: Sequence[str],
         has_mean: bool,
     ) -> str:
-        rows = [p for p in self._pieces.values() if self._kind(p.node) == "row"]
-        ones = [p for p in self._pieces.values() if self._kind(p.node) != "row"]
+        rows = [p for p in self._arrays() if self._kind(p.node) == "row"]
+        ones = [p for p in self._arrays() if self._kind(p.node) != "row"]
         shape = ", ".join([*("1" for _ in range(self._groups - 1)), "ROWS", "CHUNK"])
         numbers = [*scalars, *(["inverse"] if has_mean else [])]
         constants = "ROWS: Int, CHUNK: Int, CHUNKS: Int, HELD: Flag, FIT: Flag, EVEN: Flag"

@@ -31,6 +31,8 @@ _MAX_SEGMENTS = 8
 #: Sizes of variable axes at the probe; primes, so that no two mean the same and none is a constant's.
 _PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149)
 _HALVES = (torch.bfloat16, torch.float16)
+#: What layer_norm's weight, bias and eps are where they are not given.
+_LAYER_NORM_DEFAULTS: tuple[Any, ...] = (None, None, 1e-5)
 
 
 @dataclass(frozen=True)
@@ -229,8 +231,9 @@ class _Parts:
         return self._as_before(self.call(aten.div.Tensor, grown, total))
 
     def layer_norm(self) -> Node:
-        source, _, weight, bias, eps = (*self._node.args, None, None, 1e-5)[:5]
-        wide = self._wide(source)
+        given = self._node.args
+        weight, bias, eps = (*given[2:], *_LAYER_NORM_DEFAULTS[len(given) - 2 :])[:3]
+        wide = self._wide(given[0])
         mean = self.call(aten.mean.dim, wide, [-1], True)
         distance = self.call(aten.sub.Tensor, wide, mean)
         spread = self.call(aten.mean.dim, self.call(aten.mul.Tensor, distance, distance), [-1], True)

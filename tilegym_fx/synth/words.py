@@ -121,6 +121,8 @@ WORDS: dict[Any, Word] = {
     aten.ne.Tensor: _infix("!="),
     aten.ne.Scalar: _infix("!="),
     aten.bitwise_and.Tensor: _infix("&"),
+    aten.__and__.Tensor: _infix("&"),
+    aten.__or__.Tensor: _infix("|"),
     aten.logical_and.default: _infix("&"),
     aten.bitwise_or.Tensor: _infix("|"),
     aten.logical_or.default: _infix("|"),
@@ -140,7 +142,20 @@ LITERAL_ARGUMENTS = {
     aten.rsub.Scalar: ("alpha",),
 }
 #: Operations that give a bool, and take operands as they are.
-_TRUTHS = ("lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "logical_not", "bitwise_and")
+_TRUTHS = (
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+    "logical_and",
+    "logical_or",
+    "logical_not",
+    "bitwise_and",
+    "__and__",
+    "__or__",
+)
 COMPARISONS = frozenset(
     target for target in WORDS if str(target).split(".")[1] in (*_TRUTHS, "bitwise_or", "bitwise_not")
 )
@@ -227,7 +242,11 @@ def _drops_columns(node: Any) -> bool:
 
 def _is_number_op(node: Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype not in (torch.float64, torch.complex64)
+    if not isinstance(value, torch.Tensor) or value.dtype in (torch.float64, torch.complex64):
+        return False
+    if "logical" not in str(node.target):
+        return True
+    return all(source.meta["val"].dtype == torch.bool for source in node.all_input_nodes)
 
 
 def _is_along_rows(node: Node) -> bool:
