@@ -321,9 +321,7 @@ def prefill_case(kernels: Any, shape: tuple[int, ...], tilings: Sequence[Any], *
     def make() -> Arguments:
         q = heads(batch, query_heads, length, width)
         k, v = heads(batch, key_heads, length, width), heads(batch, key_heads, length, width)
-        mask = (
-            torch.ones(length, length, dtype=torch.bool, device="cuda").tril()[None, None] if masked else None
-        )
+        mask = torch.ones(length, length, dtype=torch.bool, device="cuda").tril()[None, None] if masked else None
         return q, k, v, mask
 
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
@@ -331,9 +329,7 @@ def prefill_case(kernels: Any, shape: tuple[int, ...], tilings: Sequence[Any], *
             return kernels.gqa_attention_causal(q, k, v, scale)
         return kernels.gqa_attention_masked(q, k, v, mask, scale)
 
-    def with_tiling(
-        tiling: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any
-    ) -> torch.Tensor:
+    def with_tiling(tiling: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
         y = torch.empty(batch, length, query_heads, width, dtype=q.dtype, device=q.device)
         mask = None if mask is None else mask.view(torch.uint8)
         kernels.run_prefill(q, k, v, mask, y, scale, not masked, tiling)
@@ -370,9 +366,7 @@ def decode_case(kernels: Any, batch: int, keys: int, filled: int, tilings: Seque
             return kernels.gqa_attention(q, k, v, scale)
         return kernels.gqa_attention_masked(q, k, v, mask, scale)
 
-    def with_tiling(
-        tiling: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any
-    ) -> torch.Tensor:
+    def with_tiling(tiling: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
         y = torch.empty(batch, 1, query_heads, width, dtype=q.dtype, device=q.device)
         kernels.run_decode(q, k, v, None if mask is None else mask.view(torch.uint8), y, scale, tiling)
         return y

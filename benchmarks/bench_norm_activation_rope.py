@@ -121,9 +121,7 @@ def norm_cases(op: str) -> Iterator[Case]:
     if op == "rms_norm":
         for tokens in (1, 2048, 16384):
             label = f"{tokens} x 32 heads x 128 (in qkv)"
-            yield Case(
-                op, label, partial(head_arguments, tokens, 32, 128), HEAD_VARIANTS if tokens > 1 else ()
-            )
+            yield Case(op, label, partial(head_arguments, tokens, 32, 128), HEAD_VARIANTS if tokens > 1 else ())
 
 
 def gate_arguments(op: str, rows: int, columns: int) -> Arguments:
@@ -176,9 +174,7 @@ def rotary_cases(op: str) -> Iterator[Case]:
 
 
 FAMILIES: dict[str, Callable[[str], Iterator[Case]]] = {
-    **dict.fromkeys(
-        ("rms_norm", "add_rms_norm", "rms_norm_cast_last_add", "layer_norm", "add_layer_norm"), norm_cases
-    ),
+    **dict.fromkeys(("rms_norm", "add_rms_norm", "rms_norm_cast_last_add", "layer_norm", "add_layer_norm"), norm_cases),
     **dict.fromkeys(("silu_mul", "silu_mul_packed", "gelu_tanh_mul", "gelu_mul"), gate_cases),
     **dict.fromkeys(("rotary_embedding", "rotary_embedding_fp32"), rotary_cases),
 }
@@ -302,9 +298,7 @@ def known(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", default=",".join(FAMILIES), help="comma-separated ops, or `all`")
     parser.add_argument("--json", help="also write the rows to this file")
     parser.add_argument("--compile", action="store_true", help="time torch.compile of the references too")

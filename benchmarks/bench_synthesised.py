@@ -46,9 +46,7 @@ DEFAULT = Path(__file__).resolve().parents[1] / "tests" / "support" / "drafts"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("drafts", nargs="*", type=Path, default=[DEFAULT], help="files, or folders of them")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -58,9 +56,8 @@ def main() -> None:
         rows.append(timed(file))
         print("{name:<52} {ours:>10} {compiled:>10} {ratio:>8}  {note}".format(**rows[-1]), flush=True)
     ratios = [float(row["ratio"]) for row in rows if row["ratio"]]
-    print(
-        f"{len(ratios)} of {len(rows)} timed; geometric mean {statistics.geometric_mean(ratios):.3f}x of torch.compile"
-    )
+    mean = statistics.geometric_mean(ratios)
+    print(f"{len(ratios)} of {len(rows)} timed; geometric mean {mean:.3f}x of torch.compile")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

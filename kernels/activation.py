@@ -77,9 +77,7 @@ def activation_kernel(x, out, KIND: ct.Constant[int], WIDTH: ct.Constant[int]):
     row, k = ct.bid(0) // tiles, ct.bid(0) % tiles
     exact = x.dtype == ct.float32
     if (k + 1) * WIDTH <= length:
-        tile = ct.astype(
-            ct.load(x, (row, k), shape=(1, WIDTH), check_bounds=False, allow_tma=False), ct.float32
-        )
+        tile = ct.astype(ct.load(x, (row, k), shape=(1, WIDTH), check_bounds=False, allow_tma=False), ct.float32)
         result = ct.astype(activation(tile, KIND, exact), out.dtype)
         ct.store(out, (row, k), result, check_bounds=False, allow_tma=False)
     else:

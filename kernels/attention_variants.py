@@ -211,9 +211,7 @@ def _attention(
     q, k, v, mask = (_unit_stride(tensor) for tensor in (q, k, v, mask))
     members, queries, step, occupancy = pick_tiles(group, length, width, q.itemsize)
     mask_rows = queries if mask.shape[2] > 1 else 1
-    reaches = torch.empty(
-        (mask.shape[0], -(-mask.shape[2] // mask_rows), 2), dtype=torch.int32, device=q.device
-    )
+    reaches = torch.empty((mask.shape[0], -(-mask.shape[2] // mask_rows), 2), dtype=torch.int32, device=q.device)
     has_sink = sinks is not None
     launch(
         attention_variant_span_kernel, (reaches.shape[1], mask.shape[0]),

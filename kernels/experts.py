@@ -148,9 +148,7 @@ def experts_clamped_gate_kernel(
         for k in range(ct.cdiv(x.shape[1], DEPTH)):
             left = ct.gather(x, (token, k * DEPTH + lane))
             both = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, 2 * COLUMNS), False), both)
-        both = both + ct.astype(
-            ct.load(bias, (expert, column), (1, 2 * COLUMNS), padding_mode=ZERO), ct.float32
-        )
+        both = both + ct.astype(ct.load(bias, (expert, column), (1, 2 * COLUMNS), padding_mode=ZERO), ct.float32)
         both = ct.reshape(both, (ROWS, COLUMNS, 2))
         is_gate = ct.reshape(ct.arange(2, dtype=ct.int32), (1, 1, 2)) == 0
         gate = ct.minimum(ct.sum(ct.where(is_gate, both, 0.0), axis=2), limit, propagate_nan=True)
@@ -180,9 +178,7 @@ def experts_down_kernel(
             left = ct.load(rows, (0, k), (ROWS, DEPTH), padding_mode=ZERO)
             sums = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, COLUMNS), OUT_FIRST), sums)
         if BIAS:
-            sums = sums + ct.astype(
-                ct.load(bias, (expert, column), (1, COLUMNS), padding_mode=ZERO), ct.float32
-            )
+            sums = sums + ct.astype(ct.load(bias, (expert, column), (1, COLUMNS), padding_mode=ZERO), ct.float32)
         row = first + ct.arange(ROWS, dtype=ct.int32)
         pair = ct.gather(order, ct.where(row < last, row, order.shape[0]), padding_value=out.shape[0])
         factor = ct.reshape(ct.astype(ct.gather(pair_weight, pair), ct.float32), (ROWS, 1))
@@ -224,9 +220,7 @@ def _hinted(kernel: ct.kernel, occupancy: int) -> ct.kernel:
 class _Pass:
     """What the launches of one call share: the sorted pairs and the cut of the products."""
 
-    def __init__(
-        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, count: int, inner: int
-    ) -> None:
+    def __init__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, count: int, inner: int) -> None:
         self.tokens, self.hidden = hidden_states.shape
         self.per_token = top_k_index.shape[1]
         self.pairs = self.tokens * self.per_token
@@ -236,9 +230,7 @@ class _Pass:
         scratch = torch.empty(self.pairs + count, dtype=torch.int32, device=device)
         self.order, self.ends = scratch[: self.pairs], scratch[self.pairs :]
         if self.out.numel() and self.pairs:
-            launch(
-                experts_sort_kernel, (count,), (top_k_index.reshape(-1), self.order, self.ends, SORT_WIDTH)
-            )
+            launch(experts_sort_kernel, (count,), (top_k_index.reshape(-1), self.order, self.ends, SORT_WIDTH))
             self.tiling = tiling = pick_tiling(self.pairs, count, hidden_states.itemsize)
             self.blocks = min(self.pairs, self.pairs // tiling.rows + min(self.pairs, count))
             self.cut = (_cover(count), tiling.rows, tiling.columns, tiling.depth)

@@ -120,9 +120,7 @@ def _gated(gate: torch.Tensor, up: torch.Tensor, kind: int) -> torch.Tensor:
         shape = (count // width, width)
     gate, up = _as_matrix(gate, shape), _as_matrix(up, shape)
     tile = pick_width(shape[1])
-    launch(
-        gated_activation_kernel, (shape[0] * -(-shape[1] // tile),), (gate, up, out.view(shape), kind, tile)
-    )
+    launch(gated_activation_kernel, (shape[0] * -(-shape[1] // tile),), (gate, up, out.view(shape), kind, tile))
     return out
 
 

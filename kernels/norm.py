@@ -158,9 +158,7 @@ def rms_norm_rows(sources, sums, kept, weight, out, eps, rounding, hidden, shape
             total = total + squares(tile)
         scale = inverse_root_mean(total, hidden, eps)
         for k in range(ct.cdiv(hidden, chunk)):
-            norm = scaled(
-                get_sum(sources, outer, inner, k, shape, fits, dtype), scale, weight, k, whole, rounding
-            )
+            norm = scaled(get_sum(sources, outer, inner, k, shape, fits, dtype), scale, weight, k, whole, rounding)
             put_norm(out, kept, outer, inner, k, norm, dtype, rounding, fits)
 
 
@@ -331,9 +329,7 @@ def _promoted(left: torch.Tensor, right: torch.Tensor) -> torch.dtype:
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float, rounding: int) -> torch.Tensor:
     (rows,), grid, tile = _plan(x)
-    out = torch.empty(
-        x.shape, dtype=_promoted(x, weight) if rounding == CAST_FIRST else x.dtype, device=x.device
-    )
+    out = torch.empty(x.shape, dtype=_promoted(x, weight) if rounding == CAST_FIRST else x.dtype, device=x.device)
     if out.numel():
         launch(rms_norm_kernel, grid, (rows, weight, out.view(rows.shape), eps, rounding, *tile))
     return out
@@ -352,9 +348,7 @@ def _add_norm(
     return out, residual_out
 
 
-def _norm_add(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounding: int
-) -> torch.Tensor:
+def _norm_add(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounding: int) -> torch.Tensor:
     (rows, kept), grid, tile = _plan(x, residual)
     dtype = _promoted(x, weight) if rounding == CAST_FIRST else x.dtype
     if dtype != residual.dtype:
@@ -407,9 +401,7 @@ def add_rms_norm_plus_one(
     return _add_norm(hidden_states, residual, weight, eps, PLUS_ONE)
 
 
-def rms_norm_add(
-    hidden_states: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
+def rms_norm_add(hidden_states: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """residual + `rms_norm` of hidden_states, both of one shape."""
     return _norm_add(hidden_states, residual, weight, eps, CAST_FIRST)
 
@@ -428,9 +420,7 @@ def rms_norm_plus_one_add(
     return _norm_add(hidden_states, residual, weight, eps, PLUS_ONE)
 
 
-def layer_norm(
-    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> torch.Tensor:
+def layer_norm(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
     """LayerNorm over the last dimension, computed in float32 and rounded once.
 
     Args:

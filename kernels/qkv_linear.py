@@ -87,9 +87,7 @@ def qkv_linear_kernel(
     project(x, norm_weight, weight, bias, out, row, column, scale, NORM, BIAS, shape)
 
 
-def _qkv(
-    x: torch.Tensor, weights: Weights, biases: Weights | None = None, norm: Norm | None = None
-) -> Weights:
+def _qkv(x: torch.Tensor, weights: Weights, biases: Weights | None = None, norm: Norm | None = None) -> Weights:
     lead = x.shape[:-1]
     x, norm = split_norm(x, norm)
     weights = _unit_stride(weights[0]), _unit_stride(weights[1]), _unit_stride(weights[2])
@@ -127,9 +125,7 @@ def run_qkv(
     launch(hinted(qkv_linear_kernel, tiling), grid, (*args, tiling.rows, tiling.features, tiling.depth))
 
 
-def linear_qkv(
-    input: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, v_weight: torch.Tensor
-) -> Weights:
+def linear_qkv(input: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, v_weight: torch.Tensor) -> Weights:
     """Three projections of `input` [..., K] by weights [features, K] of its dtype; each is contiguous."""
     return _qkv(input, (q_weight, k_weight, v_weight))
 

@@ -46,9 +46,7 @@ def heads_tile(array, batch, group, position, shape, whole):
 def angle_tile(array, batch, position, shape, whole):
     """Half of cos or sin at the block's positions, to be broadcast over its heads."""
     if whole:
-        tile = ct.load(
-            array, (batch, position, 0), shape=(1, shape[2], shape[3]), check_bounds=False, allow_tma=False
-        )
+        tile = ct.load(array, (batch, position, 0), shape=(1, shape[2], shape[3]), check_bounds=False, allow_tma=False)
         return ct.reshape(tile, (1, 1, shape[2], shape[3]))
     positions = ct.reshape(position * shape[2] + ct.arange(shape[2], dtype=ct.int32), (1, 1, shape[2], 1))
     columns = ct.reshape(ct.arange(shape[3], dtype=ct.int32), (1, 1, 1, shape[3]))

@@ -30,9 +30,7 @@ def rotary_table_kernel(
     cos = ct.astype(ct.cos(angle) * scale, cos_out.dtype)
     sin = ct.astype(ct.sin(angle) * scale, sin_out.dtype)
     for copy in ct.static_iter(range(COPIES)):
-        place = ct.where(
-            column < width, column + copy * width, COPIES * width
-        )  # others are outside and dropped
+        place = ct.where(column < width, column + copy * width, COPIES * width)  # others are outside and dropped
         ct.scatter(cos_out, (row, place), cos)
         ct.scatter(sin_out, (row, place), sin)
 
@@ -67,9 +65,7 @@ def rotary_table(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[to
     return _table(positions, frequencies, 1.0, 2, torch.bfloat16)
 
 
-def rotary_table_fp32(
-    positions: torch.Tensor, frequencies: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_table_fp32(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`rotary_table` in float32."""
     return _table(positions, frequencies, 1.0, 2, torch.float32)
 

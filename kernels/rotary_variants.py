@@ -162,17 +162,13 @@ def rotary_embedding_partial(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor
     return _pair(q, k, cos, sin, HALVES, width, width)
 
 
-def rotary_embedding_half_width(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> Pair:
+def rotary_embedding_half_width(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
     """Rotates queries and keys by halves that share cos and sin of [batch or 1, positions, head_dim / 2]."""
     width = q.shape[-1]
     return _pair(q, k, cos, sin, HALVES, width, width // 2)
 
 
-def rotary_embedding_pairs_to_halves(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> Pair:
+def rotary_embedding_pairs_to_halves(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
     """Rotates neighbouring pairs by the first half of cos and sin; the results have first members first.
 
     Args:
@@ -198,9 +194,7 @@ def rotary_embedding_interleaved_partial(
     return _pair(q, k, cos[:, 0], sin[:, 0], PAIRS, width, width)
 
 
-def rotary_embedding_interleaved_fp32(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> Pair:
+def rotary_embedding_interleaved_fp32(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
     """Rotates queries and keys by pairs in float32 and rounds once; cos and sin are [batch or 1,
     positions, head_dim].
     """
@@ -227,9 +221,7 @@ def rotary_embedding_single(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
     return out
 
 
-def rotary_embedding_interleaved(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> Pair:
+def rotary_embedding_interleaved(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
     """Rotates queries and keys by pairs; cos and sin are [batch or 1, 1, positions, head_dim]."""
     return rotary_embedding_interleaved_partial(q, k, cos, sin)
 

@@ -31,10 +31,7 @@ def counted_as_floats(
     expert, order = torch.sort(top_k_index.reshape(-1))
     tokens = torch.histc(expert.float(), bins=count, min=0, max=count - 1)
     ends = torch.cumsum(tokens, dim=0, dtype=torch.int32)
-    both = (
-        torch._grouped_mm(hidden_states[order // per_token], gate_up_proj, offs=ends)
-        + gate_up_proj_bias[expert]
-    )
+    both = torch._grouped_mm(hidden_states[order // per_token], gate_up_proj, offs=ends) + gate_up_proj_bias[expert]
     gate, up = both[..., ::2].clamp(min=None, max=limit), both[..., 1::2].clamp(min=-limit, max=limit)
     opened = (up + 1) * (gate * torch.sigmoid(gate * alpha))
     out = torch._grouped_mm(opened, down_proj, offs=ends) + down_proj_bias[expert]

@@ -50,9 +50,7 @@ def eager_without_repeat(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scal
 @spelling(
     source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/gpt2/modeling_gpt2.py#L55-L73"
 )
-def eager_softmax_in_own_dtype(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-) -> torch.Tensor:
+def eager_softmax_in_own_dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """Matrix products around a softmax in the dtype of q, with nothing to repeat."""
     return _eager(q, k, v, None, scale, None)
 

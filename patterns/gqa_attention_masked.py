@@ -15,9 +15,7 @@ from tilegym_fx.spelling import guard, spelling
 @spelling(
     source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/integrations/sdpa_attention.py#L85-L167"
 )
-def enable_gqa(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
+def enable_gqa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """The attention op shares keys and values itself."""
     attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
     return attended.transpose(1, 2)
@@ -29,9 +27,7 @@ def enable_gqa(
         "https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/falcon/modeling_falcon.py#L333-L360",
     )
 )
-def without_repeat(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
+def without_repeat(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """Nothing is repeated where each query head has a key head, or all share one, which broadcasts."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
 
@@ -39,9 +35,7 @@ def without_repeat(
 @spelling(
     source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/llama/modeling_llama.py#L180-L202"
 )
-def eager(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
+def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """Matrix products around a float32 softmax."""
     return _eager(q, _share(k, q), _share(v, q), mask, scale, torch.float32)
 
@@ -89,9 +83,7 @@ def _share(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 @guard
-def heads_fit(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> str | None:
+def heads_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> str | None:
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         return f"q, k and v have {q.dim()}, {k.dim()} and {v.dim()} dimensions, not 4"
     if v.shape != k.shape or q.shape[-1] != k.shape[-1]:
@@ -113,7 +105,5 @@ def mask_is_shared_by_heads(
 
 
 @guard(only=("eager", "eager_without_repeat", "eager_softmax_in_own_dtype"))
-def mask_is_added(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> str | None:
+def mask_is_added(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> str | None:
     return None if mask.dtype == q.dtype else f"a mask of {mask.dtype} is added to scores of {q.dtype}"

@@ -21,9 +21,7 @@ def enable_gqa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) 
 
 
 @guard
-def values_have_their_own_width(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-) -> str | None:
+def values_have_their_own_width(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         return f"q, k and v have {q.dim()}, {k.dim()} and {v.dim()} dimensions, not 4"
     if v.shape[-1] == k.shape[-1]:

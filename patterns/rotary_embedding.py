@@ -32,9 +32,7 @@ def _rotate_and_keep_tail(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
 
 
 @guard
-def tables_fit_the_heads(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> str | None:
+def tables_fit_the_heads(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str | None:
     if q.dim() != 4 or k.dim() != 4 or cos.dim() != 3:
         return f"q, k and cos have {q.dim()}, {k.dim()} and {cos.dim()} dimensions, not 4, 4 and 3"
     batch, _, length, width = q.shape

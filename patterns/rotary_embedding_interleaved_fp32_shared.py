@@ -11,9 +11,7 @@ from tilegym_fx.spelling import guard, unequal
 
 
 @guard
-def tables_fit_the_heads(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> str | None:
+def tables_fit_the_heads(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str | None:
     if q.dim() != 4 or k.dim() != 4 or cos.dim() != 4:
         return f"q, k and cos have {q.dim()}, {k.dim()} and {cos.dim()} dimensions, not 4"
     batch, _, length, width = q.shape

@@ -49,8 +49,7 @@ class Adapter:
             wanted = getattr(torch, self.cast)
             tensors = {k: v.to(wanted) if v.is_floating_point() else v for k, v in tensors.items()}
         arguments = [
-            self.scalars[name] if name in self.scalars else tensors[self.order[name]]
-            for name in definition.inputs
+            self.scalars[name] if name in self.scalars else tensors[self.order[name]] for name in definition.inputs
         ]
         results = function(*arguments)
         single = not isinstance(results, tuple)

@@ -59,9 +59,7 @@ def tilegym_fx_backend(
         raise UsageError(f"inner={inner!r} is no inner compiler", advice=f"Use one of {', '.join(_INNERS)}")
     if inner == "eager" and (mode or options):
         unknown = next(iter(options), "mode")
-        raise UsageError(
-            f"inner='eager' takes no {unknown!r}", advice="Leave it out, or use inner='inductor'"
-        )
+        raise UsageError(f"inner='eager' takes no {unknown!r}", advice="Leave it out, or use inner='inductor'")
     reason = _unknown_dtypes(gm)
     if reason is not None:
         log.warning("a graph is left as it is: %s", reason)
@@ -95,9 +93,7 @@ def _unknown_dtypes(gm: GraphModule) -> str | None:
 def to_aten(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     """Trace a torch-level graph to ATen, not decomposed, on fake inputs."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    values = [
-        n.meta.get("example_value", value) for n, value in zip(placeholders, example_inputs, strict=True)
-    ]
+    values = [n.meta.get("example_value", value) for n, value in zip(placeholders, example_inputs, strict=True)]
     # The fakes that Dynamo traced with, whose mode need not be the tracing context's any more.
     mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or detect_fake_mode(values)
     with mode or nullcontext():  # tensors that the graph makes itself must be fake too

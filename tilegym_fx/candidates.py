@@ -89,13 +89,9 @@ def _graph_of(region: Definition) -> tuple[Graph, tuple[Any, ...]]:
     return graph, outputs
 
 
-def _exact(
-    region: Definition, graph: Graph, outputs: tuple[Any, ...], inventory: Inventory
-) -> Candidate | None:
+def _exact(region: Definition, graph: Graph, outputs: tuple[Any, ...], inventory: Inventory) -> Candidate | None:
     """A Definition whose Pattern is the whole region."""
-    patterns = [
-        p for name in inventory.definitions if name != region.name for p in _patterns(inventory, name)
-    ]
+    patterns = [p for name in inventory.definitions if name != region.name for p in _patterns(inventory, name)]
     matches, _ = Matcher(inventory.definitions, patterns).match(graph, lambda node: Site())
     whole = {n for n in graph.nodes if n.op == "call_function"}
     for match in sorted(matches, key=lambda m: m.kind != "exact"):
@@ -104,9 +100,7 @@ def _exact(
             solution = _usable(inventory, match, region)
             if solution is not None or not inventory.solutions_for(match.definition):
                 name = solution.name if solution else None
-                return Candidate(
-                    "exact", match.definition, name, why=f"is {match.definition} ({match.spelling})"
-                )
+                return Candidate("exact", match.definition, name, why=f"is {match.definition} ({match.spelling})")
     return None
 
 
@@ -123,9 +117,7 @@ def _patterns(inventory: Inventory, name: str) -> tuple[Pattern, ...]:
 
 def _usable(inventory: Inventory, match: Match, region: Definition) -> Solution | None:
     """A Solution that is verified for the region's dtypes."""
-    return next(
-        (s for s in inventory.solutions_for(match.definition) if _floats(region) <= _verified(s)), None
-    )
+    return next((s for s in inventory.solutions_for(match.definition) if _floats(region) <= _verified(s)), None)
 
 
 def _floats(region: Definition) -> set[str]:
@@ -179,9 +171,7 @@ def _guarded(inventory: Inventory, name: str) -> Any:
     return guarded
 
 
-def _agrees(
-    run: Any, reference: Any, definition: Definition, adapter: Adapter, inputs: Mapping[str, Any]
-) -> bool:
+def _agrees(run: Any, reference: Any, definition: Definition, adapter: Adapter, inputs: Mapping[str, Any]) -> bool:
     def adapted(**given: Any) -> Any:
         return adapter.apply(reference, definition, given)
 
@@ -199,12 +189,8 @@ def _adapters(region: Definition, definition: Definition, solution: Solution) ->
     ranks = {k: len(region.inputs[k].shape or ()) for k in mine}
     wide = max(ranks.values(), default=0)
     ones = tuple(k for k in mine if ranks[k] > 1 and _is_vector(region, k))
-    values = [
-        float(text) for text in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?!\w)", region.reference)
-    ]
-    literals = [
-        dict(zip(numbers, v, strict=True)) for v in product(dict.fromkeys(values), repeat=len(numbers))
-    ]
+    values = [float(text) for text in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?!\w)", region.reference)]
+    literals = [dict(zip(numbers, v, strict=True)) for v in product(dict.fromkeys(values), repeat=len(numbers))]
     casts = [""] if _floats(region) <= _verified(solution) else []
     casts += ["float32"] if "float32" in _verified(solution) else []
     for cast, dim, broadcast, flatten in product(

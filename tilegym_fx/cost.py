@@ -58,19 +58,11 @@ DEVICES: dict[str, Device] = {
             "measured copy and bf16 matmul; fp32 of the SXM data sheet",
         ),
         Device("h100", "SM90", 3.35e12, 989e12, 67e12, "NVIDIA H100 SXM5 80 GB data sheet, without sparsity"),
-        Device(
-            "b200", "SM100", 8.0e12, 2250e12, 75e12, "NVIDIA HGX B200 data sheet, one GPU, without sparsity"
-        ),
-        Device(
-            "a100", "SM80", 2.039e12, 312e12, 19.5e12, "NVIDIA A100 SXM4 80 GB data sheet, without sparsity"
-        ),
+        Device("b200", "SM100", 8.0e12, 2250e12, 75e12, "NVIDIA HGX B200 data sheet, one GPU, without sparsity"),
+        Device("a100", "SM80", 2.039e12, 312e12, 19.5e12, "NVIDIA A100 SXM4 80 GB data sheet, without sparsity"),
         Device("l40s", "SM89", 0.864e12, 362e12, 91.6e12, "NVIDIA L40S data sheet, without sparsity"),
-        Device(
-            "rtx4090", "SM89", 1.008e12, 165.2e12, 82.6e12, "NVIDIA Ada architecture paper, fp32 accumulation"
-        ),
-        Device(
-            "rtx5090", "SM120", 1.792e12, 209.5e12, 104.8e12, "NVIDIA RTX Blackwell paper, fp32 accumulation"
-        ),
+        Device("rtx4090", "SM89", 1.008e12, 165.2e12, 82.6e12, "NVIDIA Ada architecture paper, fp32 accumulation"),
+        Device("rtx5090", "SM120", 1.792e12, 209.5e12, 104.8e12, "NVIDIA RTX Blackwell paper, fp32 accumulation"),
     )
 }
 DEFAULT_DEVICE = "h200"
@@ -105,9 +97,7 @@ def device_of(device: torch.device | None) -> Device:
 def _unlisted(name: str, capability: int) -> Device:
     """A device that the table lacks: the figures of the listed one that is nearest in architecture."""
     nearest = min(DEVICES.values(), key=lambda known: abs(int(known.arch[2:]) - capability))
-    return replace(
-        nearest, name=name, arch=f"SM{capability}", source=f"unlisted: the figures of {nearest.name}"
-    )
+    return replace(nearest, name=name, arch=f"SM{capability}", source=f"unlisted: the figures of {nearest.name}")
 
 
 def _key(name: str) -> str:
@@ -126,9 +116,7 @@ def node_seconds(node: Node, device: Device) -> float:
     return _kernel_seconds(moved, _arithmetic_seconds(node, device), device)
 
 
-def region_seconds(
-    inputs: Iterable[Any], outputs: Iterable[Node], nodes: Collection[Node], device: Device
-) -> float:
+def region_seconds(inputs: Iterable[Any], outputs: Iterable[Node], nodes: Collection[Node], device: Device) -> float:
     """Estimated time of one kernel for a region: it reads each input once and writes the outputs alone.
 
     Args:

@@ -64,9 +64,7 @@ def examine() -> Iterator[Check]:
     tools = {name: tool_version(find_tool(name)) for name in ("tileiras", "ptxas")}
     wheels = {wheel: _version(wheel) for wheel in _COMPILER_WHEELS}
     yield compiler_check(tools["tileiras"], tools["ptxas"], wheels)
-    yield toolkit_check(
-        settings.foreign_toolkits(), tools["tileiras"], comes_in_wheels(wheels), _toolkit_version
-    )
+    yield toolkit_check(settings.foreign_toolkits(), tools["tileiras"], comes_in_wheels(wheels), _toolkit_version)
     yield driver_check(driver_version(), driver_cuda())
     yield device_check(_device(), supported_archs(find_tool("tileiras")))
     arch = tuning.arch_of(torch.device("cuda", 0)) if torch.cuda.is_available() else _FALLBACK_ARCH
@@ -97,9 +95,7 @@ def compiler_check(tileiras: str | None, ptxas: str | None, wheels: dict[str, st
     installed = {wheel: found for wheel, found in wheels.items() if found}
     nvvm = wheels["nvidia-nvvm"] or "without a version"
     parts = f"tileiras {tileiras}, ptxas {ptxas or 'not found'}, libnvvm {nvvm}"
-    releases = {numbers(found)[:2] for found in installed.values()} | {
-        numbers(v)[:2] for v in (tileiras, ptxas) if v
-    }
+    releases = {numbers(found)[:2] for found in installed.values()} | {numbers(v)[:2] for v in (tileiras, ptxas) if v}
     if len(releases) > 1:
         listed = ", ".join(f"{wheel} {found}" for wheel, found in installed.items())
         fix = f"Bring all three to one version: pip install --upgrade {' '.join(_COMPILER_WHEELS)}"
@@ -130,18 +126,14 @@ def toolkit_check(
     releases = {version_of(place) for place in variables.values()}
     if tileiras is not None and releases == {tileiras}:
         return Check(name, "ok", f"{found}, the release of tileiras")
-    why = (
-        f"but tileiras is {tileiras or 'missing'}: it would load that toolkit's libnvvm and fail with code 5"
-    )
+    why = f"but tileiras is {tileiras or 'missing'}: it would load that toolkit's libnvvm and fail with code 5"
     return Check(name, "problem", f"{found}, {why}", f"Unset {' and '.join(variables)}")
 
 
 def driver_check(driver: str | None, cuda: tuple[int, int] | None) -> Check:
     """Whether the driver is there and can load what the compiler makes."""
     if cuda is None:
-        return Check(
-            "driver", "problem", "no NVIDIA driver", "Run on a machine with an NVIDIA GPU; scan needs none"
-        )
+        return Check("driver", "problem", "no NVIDIA driver", "Run on a machine with an NVIDIA GPU; scan needs none")
     found = f"{driver or '?'}, up to CUDA {cuda[0]}.{cuda[1]}"
     if cuda < _LEAST_DRIVER_CUDA:
         return Check("driver", "problem", found, "Install a driver for CUDA 13 (580 or newer)")
@@ -197,9 +189,7 @@ def settings_check(unknown: Sequence[str]) -> Check:
     """Whether every TILEGYM_FX_* variable in the environment means something."""
     if not unknown:
         return Check("settings", "ok", "no unknown variable")
-    return Check(
-        "settings", "note", f"{', '.join(unknown)} mean nothing", f"There are {', '.join(settings.VARIABLES)}"
-    )
+    return Check("settings", "note", f"{', '.join(unknown)} mean nothing", f"There are {', '.join(settings.VARIABLES)}")
 
 
 def cache_check(folder: Path) -> Check:
@@ -218,9 +208,7 @@ def preflight(arch: str) -> Check:
         from tilegym_fx.compile import compile_kernel
         from tilegym_fx.launch import recorded
     except (KernelError, ImportError) as error:
-        return Check(
-            name, "problem", f"no kernel can be loaded: {error}", f"Install what is missing: {_INSTALL}"
-        )
+        return Check(name, "problem", f"no kernel can be loaded: {error}", f"Install what is missing: {_INSTALL}")
     cache = torch.empty(1, 8, 64, 128, dtype=torch.bfloat16, device="meta")
     with recorded() as launches:
         entry(cache, cache[:, :, :1])
@@ -327,9 +315,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     healthy = all(check.status != "problem" for check in checks)
     if args.json:
-        print(
-            json.dumps({"kernels_can_run": healthy, "checks": [asdict(check) for check in checks]}, indent=1)
-        )
+        print(json.dumps({"kernels_can_run": healthy, "checks": [asdict(check) for check in checks]}, indent=1))
     else:
         print("kernels can run here" if healthy else "kernels cannot run here")
     return 0 if healthy else 1

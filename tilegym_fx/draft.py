@@ -31,9 +31,7 @@ __all__ = [
 
 #: Names of variable axes, for sizes in the order of their first use.
 _LETTERS = ("H", "I", "K", "M", "D", "R", "T", "L")
-_TRANSFORMERS = (
-    "https://github.com/huggingface/transformers/blob/v{version}/src/transformers/{path}#L{first}-L{last}"
-)
+_TRANSFORMERS = "https://github.com/huggingface/transformers/blob/v{version}/src/transformers/{path}#L{first}-L{last}"
 
 
 def draft_of(

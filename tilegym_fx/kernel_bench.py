@@ -107,13 +107,9 @@ def check_then_time(inventory: Inventory, name: str, inputs: Mapping[str, Any], 
     ops.register(inventory)
     op, device = getattr(ops, name), "cuda" if torch.cuda.is_available() else "cpu"
     checked = {"cuda": "cutile", "cpu": "interpret"}[device]
-    found = difference(
-        inventory.reference(name), lambda **kw: op(**kw, backend=checked), inputs, device=device
-    )
+    found = difference(inventory.reference(name), lambda **kw: op(**kw, backend=checked), inputs, device=device)
     if found:
-        raise VerifyError(
-            f"{name} on backend {checked}: {found[0]}", advice="Correct the kernel; nothing was timed"
-        )
+        raise VerifyError(f"{name} on backend {checked}: {found[0]}", advice="Correct the kernel; nothing was timed")
     values = [v.to(device) if isinstance(v, torch.Tensor) else v for v in inputs.values()]
     return seconds_of(lambda: op(*values, backend=line), device)
 
@@ -153,9 +149,7 @@ def main(report: Any, argv: Sequence[str] | None = None) -> None:
     """The command line of a benchmark file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--print-data", action="store_true", help="print the table")
-    parser.add_argument(
-        "--save-path", default="", metavar="DIR", help="write tables, and with triton plots, there"
-    )
+    parser.add_argument("--save-path", default="", metavar="DIR", help="write tables, and with triton plots, there")
     options = parser.parse_args(argv)
     if not ops.is_backend_available("cutile"):
         print("no CUDA device here: the kernel is checked in the interpreter and not timed")

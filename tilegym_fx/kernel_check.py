@@ -109,9 +109,7 @@ def disagreements(
     reference = inventory.reference(definition.name)
     try:
         kernel = inventory.entry_point(solution)
-        cases = [
-            (sizes, dtype) for sizes in sizes_to_try(definition) for dtype in _distinct(definition, dtypes)
-        ]
+        cases = [(sizes, dtype) for sizes in sizes_to_try(definition) for dtype in _distinct(definition, dtypes)]
     except (TilegymFxError, CannotTryError) as error:
         return [str(error)]
     problems, tried = [], 0
@@ -137,9 +135,7 @@ def _is_defined(reference: Callable[..., Any], inputs: Mapping[str, Any]) -> boo
 
 def _distinct(definition: Definition, dtypes: Sequence[torch.dtype]) -> Sequence[torch.dtype]:
     return (
-        dtypes
-        if any(s.dtype == "bfloat16" and s.shape is not None for s in definition.inputs.values())
-        else dtypes[:1]
+        dtypes if any(s.dtype == "bfloat16" and s.shape is not None for s in definition.inputs.values()) else dtypes[:1]
     )
 
 
@@ -165,12 +161,8 @@ def difference(
     if len(got) != len(wanted):
         return [f"gives {len(got)} values where the reference gives {len(wanted)}"]
     own = _own_errors(reference, inputs, wanted)
-    problems = [
-        f"output {i}: {p}" for i, one in enumerate(zip(wanted, got, own, strict=True)) for p in _unequal(*one)
-    ]
-    return problems + [
-        f"writes to its input {k!r}" for k, v in before.items() if not torch.equal(v, moved[k])
-    ]
+    problems = [f"output {i}: {p}" for i, one in enumerate(zip(wanted, got, own, strict=True)) for p in _unequal(*one)]
+    return problems + [f"writes to its input {k!r}" for k, v in before.items() if not torch.equal(v, moved[k])]
 
 
 def _as_tuple(result: Any) -> tuple[torch.Tensor, ...]:

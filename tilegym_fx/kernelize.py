@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 from . import apply as binding
 from . import verify as judge
 from .cost import Device, device_of
-from .emit import Alike, Emitter, EmitResult, why_not
+from .emit import Alike, EmitResult, Emitter, why_not
 from .errors import ExportError, MatchError, UsageError, VerifyError
 from .export import MODEL_ERRORS, cache_of, caches, phase_inputs, site_of
 from .export.trace import describe, unchanged
@@ -53,7 +53,7 @@ _told_about_cpu = False
 
 def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None = None,
               skip: Collection[str] | None = None, strict: bool = False, verify: bool = True,
-              compile: bool | Mapping[str, Any] | None = None, emit: str | Path | None = None) -> Model:  # noqa: A002  # fmt: skip
+              compile: bool | Mapping[str, Any] | None = None, emit: str | Path | None = None) -> Model:  # fmt: skip
     """Put kernels where this model's own code computes what they compute.
 
     Only this instance changes: its modules become instances of emitted subclasses of their classes. Nothing of
@@ -165,7 +165,9 @@ class Planner:
             except ExportError as error:
                 self.problems[phase] = str(error)
 
-    def _capture(self, module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Outcome, Provenance] | None:
+    def _capture(
+        self, module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Outcome, Provenance] | None:
         try:
             exported, provenance = record(module, args, kwargs)
         except ExportError as error:
@@ -241,7 +243,8 @@ def own_model(model: nn.Module) -> nn.Module:
 
 def is_language_model(model: nn.Module) -> bool:
     """Whether the module is a transformers model that gives logits for token ids."""
-    return hasattr(model, "config") and hasattr(model, "generate") and model.get_output_embeddings() is not None
+    speaks: Any = model
+    return hasattr(model, "config") and hasattr(model, "generate") and speaks.get_output_embeddings() is not None
 
 
 def _sample_length(model: nn.Module) -> int:
@@ -304,8 +307,9 @@ def _as_judged(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def restore(model: Model) -> Model:
     """Put every module of the model back as it was before :func:`kernelize`; harmless on any other model."""
-    for known in {model, own_model(model)}:
-        _reports.pop(known, None)
+    for known in (model, own_model(model)):
+        if known in _reports:
+            del _reports[known]
     return binding.restore(model)
 
 

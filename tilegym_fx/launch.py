@@ -21,12 +21,9 @@ _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 _LONGEST_MESSAGE = 500
-_COMPILER_FAILED = (
-    "Check that tileiras, ptxas and libnvvm are of one version, and that it knows this architecture"
-)
+_COMPILER_FAILED = "Check that tileiras, ptxas and libnvvm are of one version, and that it knows this architecture"
 _FOREIGN_TOOLKIT = (
-    "Unset CUDA_HOME and CUDA_PATH: they make tileiras load the libnvvm of another CUDA toolkit, which fails"
-    " like this"
+    "Unset CUDA_HOME and CUDA_PATH: they make tileiras load the libnvvm of another CUDA toolkit, which fails like this"
 )
 
 
@@ -83,9 +80,7 @@ def launch(kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> N
                     return _cuda_launch(_current_stream(device), grid, kernel, args)
             except ct.TileError as problem:
                 raise readable(problem, kernel._pyfunc.__name__) from problem
-    raise KernelError(
-        f"{_name(kernel)} launched without a tensor argument", advice="Pass the tensors it works on"
-    )
+    raise KernelError(f"{_name(kernel)} launched without a tensor argument", advice="Pass the tensors it works on")
 
 
 @contextmanager
@@ -105,9 +100,7 @@ def recorded() -> Iterator[list[Launch]]:
         _recording.reset(token)
 
 
-def _launch_off_gpu(
-    tensor: torch.Tensor, kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]
-) -> None:
+def _launch_off_gpu(tensor: torch.Tensor, kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
     launches = _recording.get()
     if launches is not None:
         launches.append(Launch(kernel, tuple(grid), tuple(args)))

@@ -48,9 +48,7 @@ class GraphIndex:
         self.facts = graph_facts(graph)
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.writes = Writes(graph)
-        self.section = dict(
-            zip(graph.nodes, accumulate(switches_mode(node) for node in graph.nodes), strict=True)
-        )
+        self.section = dict(zip(graph.nodes, accumulate(switches_mode(node) for node in graph.nodes), strict=True))
         self.by_operation: dict[Any, list[Node]] = defaultdict(list)
         for node, facts in self.facts.items():
             self.by_operation[facts.operation].append(node)
@@ -187,9 +185,7 @@ class _Search:
             self.deepest, self.miss, self.miss_node = len(self.taken), why, node
 
 
-def _nearest_miss(
-    failed: _Search, anchor: Node, start: Node
-) -> tuple[Callable[[], str], tuple[Node, ...], int] | None:
+def _nearest_miss(failed: _Search, anchor: Node, start: Node) -> tuple[Callable[[], str], tuple[Node, ...], int] | None:
     """Why a place nearly fits, the guilty nodes and how much fits; None where too little does.
 
     One wrong literal is a near miss if all else fits, wherever the search met it.
@@ -353,14 +349,10 @@ class Matcher:
             self._exact[key] = _specialize(pattern, form, values)
         exact = self._exact[key]
         if exact is None:
-            raise _Mismatch(
-                lambda: f"{pattern.definition} is not defined for these shapes and dtypes", outputs
-            )
+            raise _Mismatch(lambda: f"{pattern.definition} is not defined for these shapes and dtypes", outputs)
         search = _Search(exact, index)
         by_name = {name: p for p, name in exact.tensors.items()}
-        search.bound.update(
-            {by_name[k]: v for k, v in inputs.items() if k in by_name and isinstance(v, Node)}
-        )
+        search.bound.update({by_name[k]: v for k, v in inputs.items() if k in by_name and isinstance(v, Node)})
         if not _lay_outputs(search, list(zip(exact.outputs, outputs, strict=True))):
             reason = search.miss or (lambda: "the operations are the same but not their arguments")
             raise _Mismatch(lambda: f"traced at these inputs it differs: {reason()}", outputs)
@@ -443,9 +435,7 @@ def _with_sources(shared: list[Node], inside: set[Node]) -> list[Node]:
             if source in inside and source not in stay:
                 if source.target not in _SHAREABLE:
                     reader = next((u for u in node.users if u not in inside), node)
-                    raise _Mismatch(
-                        _say("the inner value {} is also read by {}", node, _name(reader)), [node]
-                    )
+                    raise _Mismatch(_say("the inner value {} is also read by {}", node, _name(reader)), [node])
                 stay.append(source)
     return stay
 
@@ -497,9 +487,7 @@ def _require_one_mode(region: Sequence[Node], index: GraphIndex) -> None:
     """Gradients and autocast may not be switched on or off between the region's calls."""
     for node in region:
         if index.section[node] != index.section[region[0]]:
-            raise _Mismatch(
-                _say("the grad or autocast mode changes between {} and {}", region[0], node), [node]
-            )
+            raise _Mismatch(_say("the grad or autocast mode changes between {} and {}", region[0], node), [node])
 
 
 def _require_one_device(values: Mapping[str, Any], region: Sequence[Node]) -> None:

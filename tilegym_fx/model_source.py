@@ -252,9 +252,7 @@ def _unknown_type(name: str, model_type: str | None) -> UnknownModelError:
         return _unknown(name, "has a config.json without a model_type")
     near = _nearest(model_type)
     advice = f"Upgrade transformers{f', or did you mean {near}' if near else ''}"
-    problem = (
-        f"has the model type {model_type!r}, which transformers {transformers.__version__} does not know"
-    )
+    problem = f"has the model type {model_type!r}, which transformers {transformers.__version__} does not know"
     return UnknownModelError(f"{name!r} {problem}", advice=advice)
 
 

@@ -122,9 +122,7 @@ def _printable(literals: tuple[tuple[str, Any], ...]) -> list[tuple[str, Any]]:
     return [(place, "open" if value is OPEN else value) for place, value in literals]
 
 
-def trace(
-    function: Callable[..., Any], inputs: Mapping[str, Any]
-) -> tuple[Graph, dict[str, Node], tuple[Node, ...]]:
+def trace(function: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[Graph, dict[str, Node], tuple[Node, ...]]:
     """Trace ``function`` on fake tensors and literals to a graph in normal form.
 
     Returns:
@@ -194,9 +192,7 @@ class _Probe:
 def _probe_pairs(definition: Definition) -> Iterator[tuple[_Probe, _Probe]]:
     """16-bit, float32, and 16-bit with float32 norm weights; each with and without groups."""
     has_weight = any(spec.shape is not None and len(spec.shape) == 1 for spec in definition.inputs.values())
-    has_groups = any(
-        (m := _DIVIDES.match(c)) and m[2] in definition.axes for c in definition.constraints or ()
-    )
+    has_groups = any((m := _DIVIDES.match(c)) and m[2] in definition.axes for c in definition.constraints or ())
     for low, other, wide in (
         (torch.bfloat16, torch.float16, False),
         (torch.float32, torch.float32, False),
@@ -298,9 +294,7 @@ def _build(definition: Definition, form: Form, pair: tuple[_Probe, _Probe]) -> P
     if len(_calls(graph)) != len(_calls(other)):
         raise PatternError(f"{where} traces to different graphs at different sizes")
     pairs = zip(_calls(graph), _calls(other), strict=True)
-    nodes = {
-        n: PatternNode(n.name, facts_of(n), _literals(facts_of(n), facts_of(m), scalars)) for n, m in pairs
-    }
+    nodes = {n: PatternNode(n.name, facts_of(n), _literals(facts_of(n), facts_of(m), scalars)) for n, m in pairs}
     captured = {v.name for p in nodes.values() for _, v in p.literals if isinstance(v, Captured)}
     lost = [s for s in scalars if s not in captured] + [t for t, n in tensors.items() if not n.users]
     if lost:

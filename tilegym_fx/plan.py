@@ -98,9 +98,7 @@ def _reject(match: Match, why: Callable[[], str]) -> Rejection:
     return Rejection(match.definition, match.spelling, why, match.nodes, len(match.nodes), match.site)
 
 
-def _priced(
-    match: Match, inventory: Inventory, device: Device, rejections: list[Rejection]
-) -> PlannedMatch | None:
+def _priced(match: Match, inventory: Inventory, device: Device, rejections: list[Rejection]) -> PlannedMatch | None:
     inputs = [value for value in match.inputs.values() if isinstance(value, Node)]
     before = sum(node_seconds(node, device) for node in match.nodes)
     after = region_seconds(inputs, match.outputs, (*match.shared, *match.nodes), device)
@@ -156,15 +154,11 @@ def _choose(graph: Graph, candidates: list[PlannedMatch], rejections: list[Rejec
             rejections += losers
             return chosen
         loser = min(cycle, key=lambda p: p.seconds_before - p.seconds_after)
-        rejections.append(
-            _reject(loser.match, lambda: "it and another region would need each other's result")
-        )
+        rejections.append(_reject(loser.match, lambda: "it and another region would need each other's result"))
         candidates = [p for p in candidates if p is not loser]
 
 
-def _without_overlap(
-    graph: Graph, candidates: list[PlannedMatch], rejections: list[Rejection]
-) -> list[PlannedMatch]:
+def _without_overlap(graph: Graph, candidates: list[PlannedMatch], rejections: list[Rejection]) -> list[PlannedMatch]:
     position = {node: i for i, node in enumerate(graph.nodes)}
 
     def preference(planned: PlannedMatch) -> tuple[float, int, bool, str, int]:
@@ -181,9 +175,7 @@ def _without_overlap(
             owner.update(dict.fromkeys(planned.match.nodes, planned))
         else:
             name = winner.match.definition
-            rejections.append(
-                _reject(planned.match, functools.partial("overlaps {}, which saves more".format, name))
-            )
+            rejections.append(_reject(planned.match, functools.partial("overlaps {}, which saves more".format, name)))
     return sorted(chosen, key=lambda p: position[p.match.nodes[-1]])
 
 

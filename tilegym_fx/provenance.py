@@ -38,9 +38,7 @@ _TORCH_MODULES = _TORCH + "nn/modules/"
 _TORCH_MODULE_MACHINERY = {_TORCH_MODULES + "module.py", _TORCH_MODULES + "container.py"}
 _OWN = str(Path(__file__).parent) + "/"
 _STDLIB = tuple(
-    str(Path(sysconfig.get_paths()[key])) + "/"
-    for key in ("stdlib", "platstdlib")
-    if key in sysconfig.get_paths()
+    str(Path(sysconfig.get_paths()[key])) + "/" for key in ("stdlib", "platstdlib") if key in sysconfig.get_paths()
 )
 _INSTALLED = "/site-packages/"
 #: What torch runs while it exports, and how configurations are read; never model code.
@@ -322,9 +320,7 @@ class Recorder:
         if self._stack:
             above, parent, _ = self._stack[-1]
             offset = above.f_lasti
-        call = Call(
-            len(self._calls), parent, offset, frame.f_code, frame.f_globals, _first_module(frame), self._count
-        )
+        call = Call(len(self._calls), parent, offset, frame.f_code, frame.f_globals, _first_module(frame), self._count)
         self._calls.append(call)
         if parent is not None:
             parent.children.append(call)
@@ -430,7 +426,7 @@ def _watched_nodes(recorder: Recorder) -> Iterator[None]:
         return replace(node, by, *args, **kwargs)
 
     fx.Graph.create_node = create_node  # type: ignore[method-assign,assignment]
-    fx.Node.replace_all_uses_with = replace_all_uses_with  # type: ignore[method-assign]
+    fx.Node.replace_all_uses_with = replace_all_uses_with  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

@@ -30,9 +30,7 @@ _PLAIN = {
 }  # fmt: skip
 
 
-def text_of(
-    nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node], free: Collection[int] = ()
-) -> str:
+def text_of(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node], free: Collection[int] = ()) -> str:
     """The calls as the text of a module with a function ``run``.
 
     Args:

@@ -74,18 +74,14 @@ def _together(graph: Graph, covered: set[Node]) -> list[list[Node]]:
     label = {n: "covered" if n in covered else site_of(n).module_path for n in graph.nodes}
     depth: dict[Node, int] = {}
     for node in graph.nodes:  # leaving a group and coming back raises the depth, so equal depths are convex
-        steps = [
-            depth[a] + (label[a] != label[node]) for a in node.all_input_nodes if a.op == "call_function"
-        ]
+        steps = [depth[a] + (label[a] != label[node]) for a in node.all_input_nodes if a.op == "call_function"]
         depth[node] = max(steps, default=0)
     together = nx.Graph()
     for node in graph.nodes:
         if node.op == "call_function" and node not in covered:
             together.add_node(node)
             near = [a for a in node.all_input_nodes if a in together]
-            together.add_edges_from(
-                (node, a) for a in near if (label[a], depth[a]) == (label[node], depth[node])
-            )
+            together.add_edges_from((node, a) for a in near if (label[a], depth[a]) == (label[node], depth[node]))
     position = {node: i for i, node in enumerate(graph.nodes)}
     return [sorted(c, key=position.__getitem__) for c in nx.connected_components(together)]
 

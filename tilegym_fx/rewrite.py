@@ -61,9 +61,7 @@ def _replace(graph: Graph, match: Match, order: dict[Node, float], now: dict[Nod
         old.replace_all_uses_with(new)
     for node in reversed(match.nodes):
         if node.users:
-            raise RewriteError(
-                f"{node.name} of {match.definition} is still read by {next(iter(node.users)).name}"
-            )
+            raise RewriteError(f"{node.name} of {match.definition} is still read by {next(iter(node.users)).name}")
         graph.erase_node(node)
     return dict(zip(match.outputs, results, strict=True))
 
@@ -120,9 +118,7 @@ def _arrange(graph: Graph, dependencies: nx.DiGraph, order: dict[Node, float]) -
     try:
         sorted_nodes = list(nx.lexicographical_topological_sort(dependencies, key=rank.__getitem__))
     except nx.NetworkXUnfeasible as error:
-        raise RewriteError(
-            "two replaced regions need each other's result, or a write comes between"
-        ) from error
+        raise RewriteError("two replaced regions need each other's result, or a write comes between") from error
     anchor = sorted_nodes[0]
     for node in sorted_nodes[1:]:
         if anchor._next is not node:

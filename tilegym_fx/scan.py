@@ -11,17 +11,17 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from .apply import save
 from . import breadth
+from .apply import save
 from .cost import get_device
 from .draft import write_drafts
-from .errors import MatchError, TilegymFxError
+from .errors import MatchError, TilegymFxError, UsageError
 from .folder_form import emitted_path, write_folder
 from .inventory import Inventory, load
 from .kernelize import plan_source_form
 from .plan import Policy
 from .render import print_explanation, print_survey
-from .survey import PHASES, Survey, as_json, survey
+from .survey import PHASES, Survey, as_json, survey, versions
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 EXIT_OK, EXIT_ERROR, EXIT_NO_MATCH = 0, 1, 2
@@ -52,15 +52,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--only", action="append", metavar="DEFINITION", help="use these Definitions only")
     p.add_argument("--skip", action="append", default=[], metavar="DEFINITION", help="leave these out")
     p.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    p.add_argument(
-        "--explain", metavar="CLASS_OR_LINE", help="every match and miss in one class, file or file:line"
-    )
-    p.add_argument(
-        "--draft", type=Path, metavar="DIR", help="write a draft Definition for each uncovered region"
-    )
-    p.add_argument(
-        "--emit", type=Path, metavar="DIR", help="write modeling_<model type>.py, the patch in source form"
-    )
+    p.add_argument("--explain", metavar="CLASS_OR_LINE", help="every match and miss in one class, file or file:line")
+    p.add_argument("--draft", type=Path, metavar="DIR", help="write a draft Definition for each uncovered region")
+    p.add_argument("--emit", type=Path, metavar="DIR", help="write modeling_<model type>.py, the patch in source form")
     p.add_argument(
         "--layout",
         choices=("file", "tilegym"),
@@ -68,14 +62,22 @@ def parser() -> argparse.ArgumentParser:
         help="with --emit: the file alone, or a folder with its Definitions, Solutions and kernels",
     )
     p.add_argument("--strict", action="store_true", help="exit 2 when nothing matched")
-    p.add_argument(
-        "--trust-remote-code", action="store_true", help="allow code that comes with the configuration"
-    )
+    p.add_argument("--trust-remote-code", action="store_true", help="allow code that comes with the configuration")
     every = p.add_argument_group("every causal language model of transformers")
-    every.add_argument("--all", action="store_true", help="try all model types, or those named, in processes of their own")
-    every.add_argument("--out", type=Path, default=Path("coverage"), metavar="DIR", help="rows, JSON, CSV and page; a stopped run goes on there")
+    every.add_argument(
+        "--all", action="store_true", help="try all model types, or those named, in processes of their own"
+    )
+    every.add_argument(
+        "--out",
+        type=Path,
+        default=Path("coverage"),
+        metavar="DIR",
+        help="rows, JSON, CSV and page; a stopped run goes on there",
+    )
     every.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at once (default: 2)")
-    every.add_argument("--limit", type=float, default=240.0, metavar="SECONDS", help="for each model type (default: 240)")
+    every.add_argument(
+        "--limit", type=float, default=240.0, metavar="SECONDS", help="for each model type (default: 240)"
+    )
     every.add_argument("--floor", type=Path, metavar="JSON", help="exit 2 when a count is below that coverage.json")
     return p
 
@@ -92,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _scan_all(args: argparse.Namespace) -> int:
-    rows = breadth.run(args.out, args.model, jobs=args.jobs, limit=args.limit, roots=args.inventory)
+    rows = breadth.run_all(args.out, args.model, jobs=args.jobs, limit=args.limit, roots=args.inventory)
     print(breadth.as_json(rows, versions()) if args.json else breadth.as_text(rows))
     lost = breadth.dropped(rows, args.floor) if args.floor else []
     for line in lost:
@@ -133,7 +135,9 @@ def _scan(args: argparse.Namespace, console: Console) -> int:
 
 def _emit(args: argparse.Namespace, found: Survey, inventory: Inventory, policy: Policy) -> Path:
     model = next(phase.graph.model for phase in found.phases if phase.graph is not None)
-    made, report = plan_source_form(model, only=policy.only, skip=policy.skip, inventory=inventory, device=policy.device)
+    made, report = plan_source_form(
+        model, only=policy.only, skip=policy.skip, inventory=inventory, device=policy.device
+    )
     if not made.text:
         raise MatchError(f"nothing of {args.model} can be written in source form: {'; '.join(report.misses()[:1])}")
     if args.layout == "tilegym":

@@ -261,9 +261,7 @@ def _interface_problems(args: ast.arguments, definition: Definition) -> Iterator
         )
     for name in definition.inputs:
         if name not in positional:
-            yield Problem(
-                f"inputs.{name}", "is no parameter of `run`", "add the parameter or remove the input"
-            )
+            yield Problem(f"inputs.{name}", "is no parameter of `run`", "add the parameter or remove the input")
     for name in required:
         if name not in definition.inputs:
             yield Problem("reference", f"`run` needs {name!r}, which is no input", "add it to `inputs`")
@@ -272,9 +270,7 @@ def _interface_problems(args: ast.arguments, definition: Definition) -> Iterator
 def _solution_problems(solution: Solution) -> Iterator[Problem]:
     file, separator, function = solution.spec.entry_point.partition("::")
     if not (file and separator and function.isidentifier()):
-        yield Problem(
-            "spec.entry_point", f"is {solution.spec.entry_point!r}", "write it as `<file>::<function>`"
-        )
+        yield Problem("spec.entry_point", f"is {solution.spec.entry_point!r}", "write it as `<file>::<function>`")
         return
     paths = [source.path for source in solution.sources]
     for index, path in enumerate(paths):
@@ -288,9 +284,7 @@ def _solution_problems(solution: Solution) -> Iterator[Problem]:
         if path in paths[:index]:
             yield Problem(f"sources.{index}.path", f"{path!r} is listed twice", "remove one of the two")
     if file not in paths:
-        yield Problem(
-            "spec.entry_point", f"its file {file!r} is not among `sources`", "add the file to `sources`"
-        )
+        yield Problem("spec.entry_point", f"its file {file!r} is not among `sources`", "add the file to `sources`")
 
 
 def _is_expression(text: str) -> bool:

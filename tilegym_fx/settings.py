@@ -74,6 +74,4 @@ def _flag(name: str) -> bool:
         return True
     if value in _FALSE:
         return False
-    raise SettingsError(
-        f"{name} is {value!r}, which is neither yes (1, true, yes, on) nor no (0, false, no, off)"
-    )
+    raise SettingsError(f"{name} is {value!r}, which is neither yes (1, true, yes, on) nor no (0, false, no, off)")

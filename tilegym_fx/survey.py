@@ -200,9 +200,7 @@ def summarize(phase: Phase, exported: ExportedGraph, outcome: Outcome, inventory
     )
 
 
-def _definition_rows(
-    chosen: Sequence[PlannedMatch], inventory: Inventory, total: float
-) -> Iterable[DefinitionRow]:
+def _definition_rows(chosen: Sequence[PlannedMatch], inventory: Inventory, total: float) -> Iterable[DefinitionRow]:
     groups: dict[tuple[str, MatchKind, str | None], list[PlannedMatch]] = defaultdict(list)
     for planned in chosen:
         groups[planned.match.definition, planned.match.kind, planned.solution].append(planned)
@@ -211,9 +209,7 @@ def _definition_rows(
         share = sum(p.seconds_after for p in members) / total
         where = short(members[0].match.site)
         rows.append(
-            DefinitionRow(
-                name, inventory.definitions[name].op_type, len(members), kind, solution, share, where
-            )
+            DefinitionRow(name, inventory.definitions[name].op_type, len(members), kind, solution, share, where)
         )
     return sorted(rows, key=lambda row: (-row.time_share, row.name, row.kind))
 
@@ -234,9 +230,7 @@ def _miss_rows(rejections: Sequence[Rejection]) -> Iterable[MissRow]:
         if key not in best or rejection.depth > best[key].depth:
             best[key] = rejection
     rows = [
-        MissRow(r.definition, short(r.site), r.reason)
-        for r in best.values()
-        if not r.reason.startswith("overlaps ")
+        MissRow(r.definition, short(r.site), r.reason) for r in best.values() if not r.reason.startswith("overlaps ")
     ]
     return sorted(rows, key=lambda row: (row.definition, row.where))
 

@@ -146,9 +146,7 @@ def entry_for(key: tuning.Key, default: float, trials: Sequence[Trial]) -> tunin
         seconds, config = default, None
     disabled = tuple((t.config, t.why) for t in trials if t.seconds is None)
     dtype = str(key[2]).removeprefix("torch.")
-    return tuning.Entry(
-        key[0], key[1], dtype, config, round(1e6 * seconds, 3), round(1e6 * default, 3), disabled
-    )
+    return tuning.Entry(key[0], key[1], dtype, config, round(1e6 * seconds, 3), round(1e6 * default, 3), disabled)
 
 
 class Tuner:
@@ -186,11 +184,7 @@ class Tuner:
 
     def _entry(self, entry: Callable[..., Any], call: OpCall, key: tuning.Key,
                listed: Sequence[tuning.Config]) -> tuning.Entry:  # fmt: skip
-        sets = (
-            argument_sets(lambda: call.make(self._device))
-            if self._device == "cuda"
-            else [call.make(self._device)]
-        )
+        sets = argument_sets(lambda: call.make(self._device)) if self._device == "cuda" else [call.make(self._device)]
         expected = self._inventory.reference(call.definition)(*sets[0])
         with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool:
             problems = list(pool.map(functools.partial(self._problem, entry, call, key), listed))
@@ -202,9 +196,7 @@ class Tuner:
             default = self._clock([functools.partial(entry, *arguments) for arguments in sets])
         return entry_for(key, default, trials)
 
-    def _problem(
-        self, entry: Callable[..., Any], call: OpCall, key: tuning.Key, config: tuning.Config
-    ) -> str:
+    def _problem(self, entry: Callable[..., Any], call: OpCall, key: tuning.Key, config: tuning.Config) -> str:
         try:
             self._precompile(entry, call, key, config, self._arch, self._limit)
         except KernelError as error:
@@ -218,9 +210,7 @@ class Tuner:
                 error = relative_error(entry(*sets[0]), expected)
                 if not error <= _tolerance(expected):
                     return Trial(config, None, f"off by {error:.3g}")
-                return Trial(
-                    config, self._clock([functools.partial(entry, *arguments) for arguments in sets])
-                )
+                return Trial(config, self._clock([functools.partial(entry, *arguments) for arguments in sets]))
             except (KernelError, RuntimeError) as problem:
                 return Trial(config, None, str(problem).splitlines()[0])
 
@@ -267,14 +257,10 @@ def parser() -> argparse.ArgumentParser:
                    help=f"calls of the model (default: {' '.join(_DEFAULT_CASES)})")  # fmt: skip
     p.add_argument("--only", action="append", metavar="DEFINITION", help="tune these Definitions only")
     p.add_argument("--limit", type=float, default=60, metavar="S", help="seconds that a compilation may take")
-    p.add_argument(
-        "--budget", type=float, default=600, metavar="S", help="begin nothing new after so many seconds"
-    )
+    p.add_argument("--budget", type=float, default=600, metavar="S", help="begin nothing new after so many seconds")
     p.add_argument("--out", type=Path, metavar="FILE", help="where to write (default: this machine's cache)")
     p.add_argument("--list", action="store_true", help="list the calls; measure nothing, needs no GPU")
-    p.add_argument(
-        "--trust-remote-code", action="store_true", help="allow code that comes with the configuration"
-    )
+    p.add_argument("--trust-remote-code", action="store_true", help="allow code that comes with the configuration")
     return p
 
 
@@ -291,9 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _tune(args: argparse.Namespace) -> int:
     on_gpu = torch.cuda.is_available()
     if not on_gpu and not args.list:
-        raise UsageError(
-            "there is no CUDA device to tune on", advice="Run it on a GPU machine, or with --list"
-        )
+        raise UsageError("there is no CUDA device to tune on", advice="Run it on a GPU machine, or with --list")
     inventory = load()
     device = device_of(torch.device("cuda", torch.cuda.current_device())) if on_gpu else get_device("h200")
     calls = calls_of(args.model, inventory, Policy(device, args.only), args.phases,
@@ -325,9 +309,7 @@ def _measure(args: argparse.Namespace, inventory: Inventory, calls: Sequence[OpC
         except KernelError as error:
             print(f"{call}: {error}", file=sys.stderr)
     tuning.forget()
-    print(
-        f"{count} entries in {file}" if count else "no kernel of this model lists CANDIDATES", file=sys.stderr
-    )
+    print(f"{count} entries in {file}" if count else "no kernel of this model lists CANDIDATES", file=sys.stderr)
     return 0
 
 

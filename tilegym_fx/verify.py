@@ -63,7 +63,9 @@ def sample_inputs(model: nn.Module, *, batch: int = 1, seq: int = 12) -> dict[st
     return {"input_ids": ids.to(device)}
 
 
-def run_language_model(model: nn.Module, inputs: dict[str, Any], cache_of: CacheOf, steps: int = _DECODE_STEPS) -> Outputs:
+def run_language_model(
+    model: nn.Module, inputs: dict[str, Any], cache_of: CacheOf, steps: int = _DECODE_STEPS
+) -> Outputs:
     """Logits of the prompt and of cached steps, then the same with the first row padded on the left.
 
     The tokens do not depend on the model's own choice; what it gives at padding is not looked at.
@@ -84,9 +86,12 @@ def run_language_model(model: nn.Module, inputs: dict[str, Any], cache_of: Cache
         }
 
 
-def _run_steps(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor | None, cache_of: CacheOf, steps: int) -> Outputs:
+def _run_steps(
+    model: nn.Module, ids: torch.Tensor, mask: torch.Tensor | None, cache_of: CacheOf, steps: int
+) -> Outputs:
     outputs: Outputs = {}
-    tokens, kept, cache = ids, mask, {}
+    tokens, kept = ids, mask
+    cache: dict[str, Any] = {}
     for step in range(steps + 1):
         masked = {} if kept is None else {"attention_mask": kept}
         result = model(input_ids=tokens, use_cache=True, **masked, **cache)

@@ -57,9 +57,7 @@ def model() -> Block:
 X = torch.linspace(-1, 1, 6 * WIDTH).reshape(2, 3, WIDTH)
 
 
-def test_apply_runs_the_kernels_and_restore_gives_back_the_same_functions(
-    emitted: ModuleType, model: Block
-) -> None:
+def test_apply_runs_the_kernels_and_restore_gives_back_the_same_functions(emitted: ModuleType, model: Block) -> None:
     expected, forward = model(X), model.plain.forward.__func__
     patching.apply(emitted, model)
     assert model.plain.forward.__func__ is not forward

@@ -205,9 +205,7 @@ def until(condition: object) -> None:
 def test_a_run_that_was_killed_is_cleaned_up_by_the_next(place: Path, tmp_path: Path) -> None:
     asked = options(place, tmp_path / "root", "one", most=0)
     repository = Repository(asked.root)
-    left = Ledger(
-        asked.model, {"figures": "estimated for h200, no GPU was used"}, head=repository.head, running=1
-    )
+    left = Ledger(asked.model, {"figures": "estimated for h200, no GPU was used"}, head=repository.head, running=1)
     left.rows.append(Row(0, "keep", "baseline", repository.head, 0.0, 1.0))
     book.save(left, asked.results)
     (asked.root / "kernels" / "half_written.py").write_text("")

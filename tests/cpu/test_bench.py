@@ -59,9 +59,7 @@ def test_phases_are_read_as_they_are_written() -> None:
     assert [case.tokens_per_call for case in cases] == [2048, 16384, 8, 64]
 
 
-@pytest.mark.parametrize(
-    "word", ["prefill", "prefill:2048", "decode:1x2", "generate:1x2", "prefill:0x8", "walk:1x2"]
-)
+@pytest.mark.parametrize("word", ["prefill", "prefill:2048", "decode:1x2", "generate:1x2", "prefill:0x8", "walk:1x2"])
 def test_a_phase_that_is_none_is_refused_with_an_example(word: str) -> None:
     with pytest.raises(UsageError, match="decode:1@2048"):
         parse_cases([word])
@@ -124,9 +122,7 @@ def test_a_later_result_replaces_an_earlier_one() -> None:
 
 
 def test_the_summary_speaks_of_our_fastest_generation() -> None:
-    generations = [
-        timed(v, t, "generate:1x8+4") for v, t in (("graphs", 1.0), ("eager+fx", 9.0), ("graphs+fx", 3.0))
-    ]
+    generations = [timed(v, t, "generate:1x8+4") for v, t in (("graphs", 1.0), ("eager+fx", 9.0), ("graphs+fx", 3.0))]
     decode = timed("eager+fx", 0.1)
     assert subject([decode, *generations]) == generations[2]
     assert subject([decode, generations[0]]) == generations[0]
@@ -184,9 +180,7 @@ def test_coverage_counts_copies_and_counts_nothing_twice() -> None:
 
 
 def test_short_kernels_are_added_up_and_still_count() -> None:
-    trace = {
-        "traceEvents": [event(f"k{i}", "kernel", 1.0) for i in range(100)] + [event("norm", "kernel", 0.5)]
-    }
+    trace = {"traceEvents": [event(f"k{i}", "kernel", 1.0) for i in range(100)] + [event("norm", "kernel", 0.5)]}
     times = profile.kernel_times(trace, profile.our_kernels(["norm"]))
     assert sum(t.seconds for t in times) == pytest.approx(100.5e-6)
     assert [t.is_ours for t in times[40:]] == [True, False]
@@ -228,9 +222,7 @@ def test_a_report_tells_what_was_not_timed_and_what_fell_back() -> None:
 
 @pytest.mark.parametrize(("variant", "seconds", "told"), [("graphs", 0.001, True), ("graphs", 0.0035, False),
                                                           ("eager", 0.001, False)])  # fmt: skip
-def test_a_report_tells_where_a_graph_seems_not_to_be_replayed(
-    variant: str, seconds: float, told: bool
-) -> None:
+def test_a_report_tells_where_a_graph_seems_not_to_be_replayed(variant: str, seconds: float, told: bool) -> None:
     result = timed(variant, 4.0, kernels=(KernelTime("a", seconds, 1, False),))
     assert ("was the graph captured at all?" in "\n".join(report_lines({}, [result]))) is told
 
@@ -369,9 +361,7 @@ def test_without_the_original_nothing_is_timed(tmp_path: Path) -> None:
     assert "the original gave no logits" in work(tiny(tmp_path, "compile", CASES[0]))[1]["error"]
 
 
-def test_a_failing_phase_leaves_the_next_one_its_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_phase_leaves_the_next_one_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("out of memory")
 
@@ -447,9 +437,7 @@ def test_workers_prepare_together_and_take_turns_and_one_may_die(monkeypatch: py
     ]  # fmt: skip
 
 
-def test_a_worker_that_hangs_or_crashes_is_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_hangs_or_crashes_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tiny(tmp_path, "eager", CASES[0])
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     script = tmp_path / "python"
@@ -492,21 +480,15 @@ def test_a_peer_that_is_not_installed_is_left_out_aloud(
 # The command
 
 
-def test_without_a_gpu_it_says_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_it_says_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["llama"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert (
-        said.err == "error: there is no CUDA device to time on. Run it on a GPU machine, or with --dry-run.\n"
-    )
+    assert said.err == "error: there is no CUDA device to time on. Run it on a GPU machine, or with --dry-run.\n"
 
 
-def test_a_dry_run_goes_all_the_way_in_processes_of_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_goes_all_the_way_in_processes_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {name: tmp_path / name for name in ("out.jsonl", "picture.svg", "trace.json")}
     arguments = ["llama", "--dry-run", "--variants", "eager,graphs+fx",
                  "--phases", "prefill:1x2048", "generate:1x9+64",

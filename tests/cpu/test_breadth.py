@@ -152,7 +152,7 @@ class TestPlaces:
         trial = tiny_trial(name)
         graph = export_phase(build(trial.config), "prefill", 1, 16).graph_module.graph
         normalize(graph)
-        found = sites.matched(sites.places(graph, trial.config.vocab_size), ())
+        found = sites.matched(sites.places(graph, trial.vocabulary), ())
         assert {category: every for category, (_, every) in found.items()} == expected
 
     def test_a_place_is_matched_when_all_of_it_is_taken(self) -> None:
@@ -225,16 +225,16 @@ class TestPool:
 
     def test_a_run_goes_on_where_it_stopped(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(run, "causal_model_types", lambda: ("a", "b", "c"))
-        run.run(tmp_path, ["a"])
+        run.run_all(tmp_path, ["a"])
         tried: list[str] = []
         monkeypatch.setattr(run, "judged", lambda types, **_: tried.extend(types) or iter(()))
-        run.run(tmp_path)
+        run.run_all(tmp_path)
         assert tried == ["b", "c"]
 
     def test_rows_of_other_versions_are_not_taken(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(run, "causal_model_types", lambda: ("a",))
         (tmp_path / run.ROWS).write_text('{"torch": "1.0"}\n' + Row("b").line() + "\n")
-        assert [row.model_type for row in run.run(tmp_path)] == ["a"]
+        assert [row.model_type for row in run.run_all(tmp_path)] == ["a"]
 
     def test_the_command_writes_every_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -27,9 +27,7 @@ def region(body: str, output: str = "N H", dtype: str = "bfloat16", **inputs: st
 
     names = {a for shape in (*inputs.values(), output) for a in shape.split()} - {"1"}
     axes = {"one1": {"type": "const", "value": 1}, **{name: {"type": "var"} for name in names}}
-    code = f"import torch\n\n\ndef run({', '.join(inputs)}):\n" + "".join(
-        f"    {x}\n" for x in body.split("; ")
-    )
+    code = f"import torch\n\n\ndef run({', '.join(inputs)}):\n" + "".join(f"    {x}\n" for x in body.split("; "))
     return Definition.model_validate(
         {
             "name": "region",

@@ -34,9 +34,7 @@ def hinted_kernel(x, out):
 
 
 @ct.kernel
-def annotated_kernel(
-    x: Annotated[ct.Array, ct.ArrayAnnotation(static_shape_dims=(-1,))], n: ct.ScalarInt64, flag
-):
+def annotated_kernel(x: Annotated[ct.Array, ct.ArrayAnnotation(static_shape_dims=(-1,))], n: ct.ScalarInt64, flag):
     ct.store(x, (0, 0), ct.zeros((1, x.shape[1]), x.dtype))
 
 
@@ -51,9 +49,7 @@ def test_a_kernel_compiles_for_every_architecture(arch):
 
 def test_meta_tensors_describe_a_launch_too():
     assert describe(copy_kernel, args(device="meta")) == describe(copy_kernel, args())
-    assert compile_kernel(copy_kernel, args(device="meta"), "sm_90") == compile_kernel(
-        copy_kernel, args(), "sm_90"
-    )
+    assert compile_kernel(copy_kernel, args(device="meta"), "sm_90") == compile_kernel(copy_kernel, args(), "sm_90")
 
 
 def test_assumptions_follow_strides_alignment_and_shared_storage():
@@ -138,9 +134,7 @@ def test_a_child_process_compiles_the_same_code():
 
 
 def test_a_child_process_passes_errors_on():
-    with pytest.raises(
-        CompileError, match=r"kernel wrong_kernel \(test_compile\.py:\d+\).*not a power of two"
-    ):
+    with pytest.raises(CompileError, match=r"kernel wrong_kernel \(test_compile\.py:\d+\).*not a power of two"):
         compile_kernel(wrong_kernel, (torch.empty(64), torch.empty(64)), "sm_90", isolated=True)
 
 

@@ -1,4 +1,4 @@
-"""Drafts of what no kernel covers: regions that one kernel could compute, as readable PyTorch that means the same."""
+"""Drafts of what no kernel covers: regions for one kernel each, as readable PyTorch that means the same."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from tilegym_fx.synth import can_write
 BATCH, SEQ, HIDDEN = 3, 37, 64
 
 
-def found(
-    code: Any, *shapes: tuple[int, ...], synth: bool = True, dtype: torch.dtype = torch.bfloat16
-) -> list[Region]:
-    """The regions of a function or module at tensors of these shapes."""
-    graph = capture(code, [torch.randn(s).to(dtype) for s in shapes]).graph
+def found(code: Any, *shapes: tuple[int, ...], synth: bool = True) -> list[Region]:
+    """The regions of a function or module at bfloat16 tensors of these shapes."""
+    graph = capture(code, [torch.randn(s).bfloat16() for s in shapes]).graph
     normalize(graph)
     seconds = {n: 1e-6 for n in graph.nodes if n.op == "call_function"}
     return regions(graph, [], seconds, allowed=can_write if synth else None)

@@ -96,10 +96,7 @@ def test_other_bytes_of_a_function_are_kept() -> None:
     (x,) = tensors(1)
     result = emitted(model, (x,))
     text = method(result, "NoGrad")
-    assert (
-        "    @torch.no_grad()\n    def forward(self, x: Tensor) -> Tensor:\n        # keep this comment\n"
-        in text
-    )
+    assert "    @torch.no_grad()\n    def forward(self, x: Tensor) -> Tensor:\n        # keep this comment\n" in text
     assert text.endswith("return tilegym_fx.ops.rms_norm(x, self.weight, 1e-06)  # and this one")
     assert_same(model, result, run(x))
 
@@ -214,10 +211,7 @@ def test_argument_that_chooses_the_maths_becomes_a_condition() -> None:
     (x,) = tensors(1)
     result = emitted(model, (x,))
     text = method(result, "Flag")
-    assert (
-        "        if not plus_one:\n            return tilegym_fx.ops.rms_norm_add(x, x, self.weight, eps)\n"
-        in text
-    )
+    assert "        if not plus_one:\n            return tilegym_fx.ops.rms_norm_add(x, x, self.weight, eps)\n" in text
     assert text.endswith(
         "        else:\n            y = chosen(x, self.weight, plus_one, eps)\n            return y + x"
     )

@@ -163,9 +163,7 @@ class TestDecode:
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
     def test_experts_are_grouped_products(self, dtype: torch.dtype) -> None:
-        config = Qwen3MoeConfig(
-            **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8
-        )
+        config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
         ops = operations(export_phase(build(config, dtype), "decode", 1, 8))
         assert sum(count for name, count in ops.items() if "grouped_mm" in name) == 4
         assert not any("nonzero" in name for name in ops)
@@ -192,9 +190,7 @@ def test_sizes_that_leave_nothing_are_refused(batch: int, seq: int) -> None:
 def test_more_tokens_than_learned_positions_are_refused() -> None:
     model = build(GPT2Config(n_positions=8, n_embd=32, n_layer=1, n_head=2, vocab_size=50))
     export_phase(model, "decode", 1, 7)
-    with pytest.raises(
-        ExportError, match=r"8 positions, and decode with seq 8 needs 9\. Give a seq of at most 7"
-    ):
+    with pytest.raises(ExportError, match=r"8 positions, and decode with seq 8 needs 9\. Give a seq of at most 7"):
         export_phase(model, "decode", 1, 8)
 
 
@@ -227,9 +223,7 @@ class TestLiveModel:
         with torch.no_grad():
             expected = live(input_ids=tokens).logits[:, -1:]
             live(tokens[:, :8], use_cache=True, **{cache_argument(live): cache})
-        graph = export_module(
-            live, (), {"input_ids": tokens[:, 8:], cache_argument(live): cache}, phase="decode"
-        )
+        graph = export_module(live, (), {"input_ids": tokens[:, 8:], cache_argument(live): cache}, phase="decode")
         assert cache.get_seq_length() == 8
         torch.testing.assert_close(run(graph, tokens[:, 8:], *tree_leaves(cache))[0], expected)
 
@@ -326,9 +320,7 @@ class TestOwnModules:
             def forward(self, x: Tensor) -> Tensor:
                 return x if x.sum() > 0 else -x
 
-        with pytest.raises(
-            ExportError, match=r"Choosy cannot be exported: .+ \(at .+test_export\.py:\d+\)"
-        ) as caught:
+        with pytest.raises(ExportError, match=r"Choosy cannot be exported: .+ \(at .+test_export\.py:\d+\)") as caught:
             export_module(Choosy(), (torch.randn(3),))
         assert "\n" not in str(caught.value)
 

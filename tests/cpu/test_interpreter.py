@@ -65,9 +65,7 @@ def test_a_kernel_with_swapped_indices_gives_a_wrong_result():
 
 def test_the_same_kernel_leaves_an_array_that_is_not_square():
     x = torch.randn(32, 64)
-    with pytest.raises(
-        OutOfBoundsError, match=r"swapped_kernel, block \(0, 2, 0\) \(test_interpreter.py:\d+\)"
-    ):
+    with pytest.raises(OutOfBoundsError, match=r"swapped_kernel, block \(0, 2, 0\) \(test_interpreter.py:\d+\)"):
         interpret(swapped_kernel, (2, 4), (x, torch.empty(32, 64), 16))
 
 
@@ -310,9 +308,7 @@ def subscript_kernel(x):
     x[0]
 
 
-@pytest.mark.parametrize(
-    "kernel", [iterate_kernel, index_kernel, assign_kernel, truth_kernel, subscript_kernel]
-)
+@pytest.mark.parametrize("kernel", [iterate_kernel, index_kernel, assign_kernel, truth_kernel, subscript_kernel])
 def test_python_that_tiles_and_arrays_do_not_support_is_refused(kernel):
     with pytest.raises(TileTypeError):
         interpret(kernel, (1,), (torch.zeros(4),))

@@ -129,9 +129,7 @@ def test_a_constant_is_rounded_to_the_tile_s_dtype_first():
     assert not torch.equal(x * 0.1, expected)  # torch keeps 0.1 in float32
 
 
-@pytest.mark.parametrize(
-    "name", ["exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "tanh", "tan", "sinh"]
-)
+@pytest.mark.parametrize("name", ["exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "tanh", "tan", "sinh"])
 def test_functions_of_bfloat16_are_computed_wider_and_rounded_once(name):
     x = torch.linspace(0.1, 3, 256).bfloat16()
     function = torch.exp2 if name == "exp2" else getattr(torch, name)
@@ -197,10 +195,7 @@ def test_a_nan_loses_in_max_and_min_unless_it_is_to_propagate():
         False,
         True,
     ]
-    assert (
-        data(lambda t: ct.max(ct.reshape(t, (2, 2)), axis=1), torch.full((4,), math.nan)).tolist()
-        == [-math.inf] * 2
-    )
+    assert data(lambda t: ct.max(ct.reshape(t, (2, 2)), axis=1), torch.full((4,), math.nan)).tolist() == [-math.inf] * 2
 
 
 def test_argmax_takes_the_first_of_equals_and_no_nan():
@@ -242,9 +237,7 @@ def test_mma_multiplies_exactly_and_adds_in_float32(dtype):
     assert got.dtype == torch.float32
     assert (got.double() - exact).abs().max() < 1e-4
     if dtype is torch.bfloat16:
-        assert (got.double() - exact).abs().max() < (x @ y).double().sub(
-            exact - acc.double()
-        ).abs().max() / 50
+        assert (got.double() - exact).abs().max() < (x @ y).double().sub(exact - acc.double()).abs().max() / 50
 
 
 def test_matmul_rounds_to_the_operands_dtype():

@@ -147,9 +147,7 @@ def test_a_store_outside_is_refused(place, checked):
         run(body, torch.zeros(7), place)
 
 
-@pytest.mark.parametrize(
-    ("source", "target"), [("float32", "bfloat16"), ("int32", "uint8"), ("float16", "bfloat16")]
-)
+@pytest.mark.parametrize(("source", "target"), [("float32", "bfloat16"), ("int32", "uint8"), ("float16", "bfloat16")])
 def test_a_store_that_needs_an_explicit_cast_is_refused(source, target):
     def body(x, out):
         ct.store(out, (0,), ct.load(x, (0,), (4,)))

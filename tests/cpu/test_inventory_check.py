@@ -249,9 +249,7 @@ def test_a_bad_file_hides_no_other(tmp_path: Path) -> None:
     root = write_repository(tmp_path)
     for number in range(3):
         write_json(root / "definitions" / f"bad{number}.json", "{")
-        write_json(
-            root / "solutions" / f"bad{number}.json", solution(f"bad{number}", definition=f"bad{number}")
-        )
+        write_json(root / "solutions" / f"bad{number}.json", solution(f"bad{number}", definition=f"bad{number}"))
         write_json(root / "definitions" / f"worse{number}.json", definition(f"worse{number}", tags=["x"]))
     write_json(root / "solutions" / "lost.json", solution("lost", definition="gone", description=None))
     faults = faults_of(root)

@@ -30,9 +30,7 @@ def test_list_as_json_has_whole_records(capsys: pytest.CaptureFixture[str], tmp_
         "shape": None, "dtype": "float32", "description": None, "inplace_output": False,
     }  # fmt: skip
     assert record["file"] == str(root / "definitions" / "scaled.json")
-    assert [solution["spec"]["entry_point"] for solution in record["solutions"]] == [
-        "kernels/scaled.py::scaled"
-    ]
+    assert [solution["spec"]["entry_point"] for solution in record["solutions"]] == ["kernels/scaled.py::scaled"]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +110,6 @@ def test_a_broken_extra_root_is_one_line_for_list(capsys: pytest.CaptureFixture[
 def test_as_a_module_it_warns_about_nothing_and_needs_no_torch() -> None:
     code = "import sys, runpy; sys.argv = ['x', 'list']; sys.modules['torch'] = None\n"
     code += "runpy.run_module('tilegym_fx.inventory', run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert "rms_norm" in done.stdout

@@ -28,9 +28,7 @@ def test_flashinfer_bench_accepts_ours(ours: Inventory, tmp_path: Path) -> None:
         theirs = trace_set.definitions[name]
         assert list(theirs.inputs) == list(record.inputs)
         assert theirs.reference == record.reference
-        assert [s.name for s in trace_set.solutions.get(name, [])] == [
-            s.name for s in ours.solutions_for(name)
-        ]
+        assert [s.name for s in trace_set.solutions.get(name, [])] == [s.name for s in ours.solutions_for(name)]
     for solution in ours.solutions.values():
         theirs = trace_set.get_solution(solution.name)
         assert theirs.spec.language is SupportedLanguages.PYTHON
@@ -64,9 +62,7 @@ def test_only_an_empty_folder_is_written_to(tmp_path: Path) -> None:
 def test_a_dtype_that_flashinfer_bench_lacks_is_a_fault(tmp_path: Path) -> None:
     wide = definition("wide", outputs={"output": {"shape": ["N", "D"], "dtype": "float64"}})
     inventory = load(write_repository(tmp_path / "root", wide), shipped=False)
-    with pytest.raises(
-        InventoryError, match=r"wide\.json: outputs\.output\.dtype: FlashInfer-Bench has no float64"
-    ):
+    with pytest.raises(InventoryError, match=r"wide\.json: outputs\.output\.dtype: FlashInfer-Bench has no float64"):
         export_flashinfer(inventory, tmp_path / "set")
     assert not (tmp_path / "set").exists()
 

@@ -80,9 +80,7 @@ class TestWrites:
             w.add_(1)
             return w * (wide * scale).to(x.dtype)
 
-        check_pass(
-            code, norm_inputs(), {}, left=None, refused={"rms_norm": "is written in place inside the region"}
-        )
+        check_pass(code, norm_inputs(), {}, left=None, refused={"rms_norm": "is written in place inside the region"})
 
     def test_through_another_view_refuse(self) -> None:
         def code(x: Any, w: Any) -> Any:
@@ -261,10 +259,7 @@ class TestNeighbours:
 
     def test_one_value_through_several_of_a_kind(self) -> None:
         def code(x: Any, *weights: Any) -> Any:
-            return [
-                F.silu(F.linear(x, w)) * F.linear(x, u)
-                for w, u in zip(weights[::2], weights[1::2], strict=True)
-            ]
+            return [F.silu(F.linear(x, w)) * F.linear(x, u) for w, u in zip(weights[::2], weights[1::2], strict=True)]
 
         inputs = [rand(5, 64), *(rand(48, 64, seed=i) for i in range(6))]
         outcome = check_pass(code, inputs, {"silu_mul": 3, "linear": 6})
@@ -477,9 +472,7 @@ class TestReports:
         assert str(graph) == before
 
     def test_a_graph_without_any_of_the_ops_is_soon_done(self) -> None:
-        matches, rejections = matched(
-            lambda x: x.sin(), [rand(5, 64)], "rms_norm", "silu_mul", "gqa_attention"
-        )
+        matches, rejections = matched(lambda x: x.sin(), [rand(5, 64)], "rms_norm", "silu_mul", "gqa_attention")
         assert (matches, rejections) == ([], [])
 
 
@@ -494,16 +487,12 @@ def test_time_grows_with_the_graph_only(layers: int) -> None:
                 q = torch.tanh(blocks.attention(q, k, v, causal=True)).transpose(1, 2)
             return q, k
 
-        graph = capture(
-            code, [*blocks.attention_inputs(2, 5, (4, 4)), *blocks.rotary_tables(2, 5, 16), rand(16)]
-        ).graph
+        graph = capture(code, [*blocks.attention_inputs(2, 5, (4, 4)), *blocks.rotary_tables(2, 5, 16), rand(16)]).graph
         normalize(graph)
         return graph
 
     patterns = [
-        p
-        for name in ("rms_norm", "rotary_embedding", "gqa_attention_causal")
-        for p in patterns_of(INVENTORY, name)
+        p for name in ("rms_norm", "rotary_embedding", "gqa_attention_causal") for p in patterns_of(INVENTORY, name)
     ]
     matcher = Matcher(INVENTORY.definitions, patterns)
     small, large = graph_of(layers), graph_of(2 * layers)

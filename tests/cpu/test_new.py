@@ -48,9 +48,7 @@ def test_a_scaffold_is_green_at_every_step(tmp_path: Path, capsys: pytest.Captur
     assert sum(line.startswith("wrote ") for line in lines) == 6
 
 
-@pytest.mark.parametrize(
-    "like", [None, "add_rms_norm", "silu_mul_packed", "gqa_attention_masked", "rotary_embedding"]
-)
+@pytest.mark.parametrize("like", [None, "add_rms_norm", "silu_mul_packed", "gqa_attention_masked", "rotary_embedding"])
 def test_a_scaffold_passes_inventory_check_and_lint(tmp_path: Path, like: str | None) -> None:
     root = tmp_path / "root"
     root.mkdir()
@@ -76,14 +74,10 @@ def test_a_scaffold_passes_inventory_check_and_lint(tmp_path: Path, like: str | 
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_copied_kernel_still_computes_its_definition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copied_kernel_still_computes_its_definition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for like in ("rms_norm_plus_one_add", "gelu_mul", "rotary_embedding_fp32"):
         name = f"copy_of_{like}"
-        scaffold.write(
-            name, scaffold.from_definition(name, "copy", like, scaffold.inventory_of(tmp_path)), tmp_path
-        )
+        scaffold.write(name, scaffold.from_definition(name, "copy", like, scaffold.inventory_of(tmp_path)), tmp_path)
         assert faults(tmp_path, name, monkeypatch, "interface", "verification") == {}
 
 
@@ -99,9 +93,7 @@ def test_a_fault_in_the_interface_is_named(root: Path, monkeypatch: pytest.Monke
 
 
 def test_a_fault_in_the_implementation_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    edit(
-        root, "kernel", lambda text: text.replace("ct.tanh(ct.astype(scaled, ct.float32))", "ct.tahn(scaled)")
-    )
+    edit(root, "kernel", lambda text: text.replace("ct.tanh(ct.astype(scaled, ct.float32))", "ct.tahn(scaled)"))
     found = faults(root, "planted_op", monkeypatch, "implementation")
     assert "kernels/planted_op.py" in found["implementation"]
     assert "tahn" in found["implementation"]
@@ -126,9 +118,7 @@ def test_a_fault_in_the_benchmark_is_named(root: Path, monkeypatch: pytest.Monke
     assert "nothing was timed" in found["benchmark"]
 
 
-def test_a_benchmark_that_does_not_say_what_it_plots_is_a_fault(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_benchmark_that_does_not_say_what_it_plots_is_a_fault(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(root, "benchmark", lambda text: text.replace("-GBps", "-speed"))
     assert "-TFLOPS" in faults(root, "planted_op", monkeypatch, "benchmark")["benchmark"]
 
@@ -137,13 +127,9 @@ def test_a_fault_that_only_verification_meets_is_named(root: Path, monkeypatch: 
     edit(
         root,
         "kernel",
-        lambda text: text.replace(
-            "ct.astype(bent, ct.float32)", "ct.astype(ct.astype(bent, ct.bfloat16), ct.float32)"
-        ),
+        lambda text: text.replace("ct.astype(bent, ct.float32)", "ct.astype(ct.astype(bent, ct.bfloat16), ct.float32)"),
     )
-    found = faults(
-        root, "planted_op", monkeypatch, "interface", "implementation", "registration", "verification"
-    )
+    found = faults(root, "planted_op", monkeypatch, "interface", "implementation", "registration", "verification")
     assert list(found) == ["verification"]
     assert "float32" in found["verification"]
 
@@ -183,9 +169,7 @@ def test_bad_input_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_a_draft_that_no_kernel_can_be_written_for_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draft_that_no_kernel_can_be_written_for_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tilegym_fx.errors import KernelError
 
     def refuse(definition: object, name: str) -> tuple[str, str]:

@@ -36,11 +36,7 @@ def calls(graph: Graph) -> list[Node]:
 
 def targets(graph: Graph) -> list[str]:
     """Every call's op, sizes apart."""
-    return [
-        str(node.target).removeprefix("aten.")
-        for node in calls(graph)
-        if node.target is not aten.sym_size.int
-    ]
+    return [str(node.target).removeprefix("aten.") for node in calls(graph) if node.target is not aten.sym_size.int]
 
 
 def shape_of(graph: Graph) -> list[Any]:
@@ -52,9 +48,7 @@ def shape_of(graph: Graph) -> list[Any]:
             continue
         facts = facts_of(node)
         operands = [index[operand] for operand in facts.operands]
-        seen.append(
-            (str(facts.operation), sorted(operands) if facts.commutes else operands, str(facts.literals))
-        )
+        seen.append((str(facts.operation), sorted(operands) if facts.commutes else operands, str(facts.literals)))
     return seen
 
 
@@ -221,9 +215,7 @@ def test_the_scale_of_attention_is_written_down() -> None:
     one = normal(lambda q: F.scaled_dot_product_attention(q, q, q), [q])
     two = normal(lambda q: F.scaled_dot_product_attention(q, q, q, scale=0.25), [q])
     assert shape_of(one) == shape_of(two)
-    assert shape_of(one) != shape_of(
-        normal(lambda q: F.scaled_dot_product_attention(q, q, q, scale=0.5), [q])
-    )
+    assert shape_of(one) != shape_of(normal(lambda q: F.scaled_dot_product_attention(q, q, q, scale=0.5), [q]))
 
 
 def test_random_calls_are_neither_merged_nor_dropped() -> None:

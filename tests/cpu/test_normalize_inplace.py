@@ -65,9 +65,7 @@ def part_of_another_value(x: Any, y: Any) -> Any:
     return first.add_(y[:2]), whole + 1
 
 
-@pytest.mark.parametrize(
-    "code", [input_is_written, view_is_written, view_of_it_is_kept, part_of_another_value]
-)
+@pytest.mark.parametrize("code", [input_is_written, view_is_written, view_of_it_is_kept, part_of_another_value])
 def test_a_write_that_somebody_can_see_stays(code: Case) -> None:
     assert aten.add_.Tensor in targets(code, torch.randn(4, 4), torch.randn(4, 4))
 

@@ -103,9 +103,7 @@ def test_extra_parameters_with_defaults_are_allowed_and_inputs_can_be_put_in_ord
 
 
 def test_a_constant_axis_keeps_its_size() -> None:
-    record = Definition.model_validate(
-        definition(axes={"N": {"type": "const", "value": 0}, "D": {"type": "var"}})
-    )
+    record = Definition.model_validate(definition(axes={"N": {"type": "const", "value": 0}, "D": {"type": "var"}}))
     assert record.axes["N"] == AxisConst(type="const", value=0)
 
 
@@ -117,9 +115,7 @@ def test_a_source_path_is_plain_and_relative(path: str) -> None:
     assert [field for field, _ in problems_of(caught.value)] == ["sources.0.path"]
 
 
-@pytest.mark.parametrize(
-    "entry", ["kernels/a.py", "kernels/a.py::", "::run", "a.py::b::c", "a.py::not a name"]
-)
+@pytest.mark.parametrize("entry", ["kernels/a.py", "kernels/a.py::", "::run", "a.py::b::c", "a.py::not a name"])
 def test_an_entry_point_is_file_and_function(entry: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Solution.model_validate(solution(spec={**solution()["spec"], "entry_point": entry}))

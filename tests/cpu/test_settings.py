@@ -18,9 +18,7 @@ FLAGS = {"TILEGYM_FX_INTERPRET": settings.interpret, "TILEGYM_FX_CHECK": setting
     ("value", "meaning"),
     [("1", True), ("true", True), ("ON", True), (" yes ", True), ("0", False), ("off", False), ("", False)],
 )
-def test_a_flag_is_read_at_every_call(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, meaning: bool
-) -> None:
+def test_a_flag_is_read_at_every_call(monkeypatch: pytest.MonkeyPatch, name: str, value: str, meaning: bool) -> None:
     monkeypatch.setenv(name, value)
     assert FLAGS[name]() is meaning
     monkeypatch.delenv(name)

@@ -85,12 +85,8 @@ def test_cited_lines_exist_in_transformers() -> None:
     if transformers.__version__ != "5.24.0":
         pytest.skip("the sources cite transformers 5.24.0")
     root = Path(transformers.__file__).parent
-    cited = [
-        line for d in INVENTORY.definitions.values() for line in d.reference.splitlines() if "Source:" in line
-    ]
-    cited += [
-        s for name in INVENTORY.definitions for p in INVENTORY.spellings(name).values() for s in p.sources
-    ]
+    cited = [line for d in INVENTORY.definitions.values() for line in d.reference.splitlines() if "Source:" in line]
+    cited += [s for name in INVENTORY.definitions for p in INVENTORY.spellings(name).values() for s in p.sources]
     assert len(cited) > len(INVENTORY.definitions)
     for source in cited:
         path, _, anchor = source.partition("/blob/v5.24.0/src/transformers/")[2].partition("#")

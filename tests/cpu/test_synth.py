@@ -48,9 +48,7 @@ def made(body: str, outputs: str = "N H", dtype: str = "bfloat16", **inputs: str
     shapes = (*inputs.values(), *outputs.split(","))
     names = sorted({a for shape in shapes for a in shape.rpartition(":")[2].split()})
     constants = {f"d{a}": {"type": "const", "value": int(a)} for a in names if a.isdigit()}
-    code = f"import torch\n\n\ndef run({', '.join(inputs)}):\n" + "".join(
-        f"    {x}\n" for x in body.split("; ")
-    )
+    code = f"import torch\n\n\ndef run({', '.join(inputs)}):\n" + "".join(f"    {x}\n" for x in body.split("; "))
     return Definition.model_validate(
         {
             "name": "made",
@@ -123,9 +121,7 @@ def test_a_row_that_fits_is_held_and_a_long_one_is_walked(tmp_path: Path) -> Non
     for width, held in ((3000, True), (40000, False)):
         with recorded() as launches:
             shapes = ((4, width), (width,))
-            inventory.entry_point("made")(
-                *(torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes)
-            )
+            inventory.entry_point("made")(*(torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes))
         assert len(launches) == 1
         assert launches[0].args[-3] is held
     inputs = random_inputs(inventory.definitions["made"], {"N": 2, "H": 20001})

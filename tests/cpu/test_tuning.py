@@ -50,9 +50,7 @@ def test_what_is_saved_is_found_by_dtype_or_by_its_name() -> None:
 
 def test_what_this_machine_measured_is_above_what_is_shipped() -> None:
     shipped, own = tuning.shipped_file("sm_90"), tuning.user_file("sm_90")
-    tuning.save(
-        shipped, "sm_90", {}, [entry({"a": 1}), entry({"a": 2}, shape=(2,)), entry({"a": 3}, shape=(3,))]
-    )
+    tuning.save(shipped, "sm_90", {}, [entry({"a": 1}), entry({"a": 2}, shape=(2,)), entry({"a": 3}, shape=(3,))])
     tuning.save(own, "sm_90", {}, [entry({"a": 10}), entry(None, shape=(2,))])
     assert [tuning.best("linear", shape, BF16, "sm_90") for shape in ((1, 8), (2,), (3,))] == [
         {"a": 10},
@@ -113,9 +111,7 @@ KEY = ("linear", (1, 8), BF16)
 
 
 @pytest.mark.parametrize(("seconds", "config"), [(5e-6, {"a": 1}), (9.9e-6, None), (20e-6, None)])
-def test_a_candidate_must_be_clearly_faster_than_the_own_choice(
-    seconds: float, config: dict[str, int] | None
-) -> None:
+def test_a_candidate_must_be_clearly_faster_than_the_own_choice(seconds: float, config: dict[str, int] | None) -> None:
     made = entry_for(KEY, 10e-6, [Trial({"a": 1}, seconds), Trial({"a": 2}, None, "too slow to compile")])
     assert made.config == config
     assert made.default_microseconds == 10.0
@@ -168,9 +164,7 @@ def make_tuner(inventory: FakeInventory, tried: list[str]) -> Tuner:
         calls[0]()
         return {"own": 10e-6, "good": 5e-6, "slow": 30e-6}[inventory.scope["ran"][-1]]
 
-    def precompile(
-        entry: Any, call: OpCall, key: tuning.Key, config: dict[str, Any], arch: str, limit: float
-    ) -> None:
+    def precompile(entry: Any, call: OpCall, key: tuning.Key, config: dict[str, Any], arch: str, limit: float) -> None:
         tried.append(config["way"])
         if config["way"] == "hang":
             raise KernelError(f"took longer than {limit:g} s")
@@ -261,9 +255,7 @@ def test_calls_are_those_of_the_plan_and_each_is_there_once() -> None:
         calls_of("llama", load(), Policy(get_device("h200")), ["generate:1x8+2"])
 
 
-def test_without_a_gpu_it_says_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_it_says_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert tune.main(["llama"]) == 1
     assert capsys.readouterr().err == (
@@ -272,8 +264,5 @@ def test_without_a_gpu_it_says_one_line(
 
 
 def test_the_calls_can_be_listed_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        tune.main(["HuggingFaceTB/SmolLM2-135M", "--list", "--phases", "decode:2@16", "--only", "silu_mul"])
-        == 0
-    )
+    assert tune.main(["HuggingFaceTB/SmolLM2-135M", "--list", "--phases", "decode:2@16", "--only", "silu_mul"]) == 0
     assert capsys.readouterr().out.startswith("silu_mul(2x1x1536, 2x1x1536): ")

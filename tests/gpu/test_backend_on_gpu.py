@@ -24,9 +24,7 @@ def model() -> torch.nn.Module:
 
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
 @pytest.mark.parametrize("length", [1, 300])
-def test_logits_are_as_near_to_float32_as_the_original(
-    model: torch.nn.Module, inner: str, length: int
-) -> None:
+def test_logits_are_as_near_to_float32_as_the_original(model: torch.nn.Module, inner: str, length: int) -> None:
     import copy
 
     ids = torch.randint(0, 128256, (1, length), device="cuda")

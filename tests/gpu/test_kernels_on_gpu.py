@@ -58,13 +58,9 @@ def test_kernel_agrees_with_float64(name: str, dtype: torch.dtype) -> None:
     for sizes in cases(name, dtype):
         for rows in ROWS:
             for weights in WEIGHTS if rows == "ordinary" else ("as trained",):
-                inputs = make_inputs(
-                    name, dtype, rows, weights, {k: v for k, v in sizes.items() if k in SIZES}
-                )
+                inputs = make_inputs(name, dtype, rows, weights, {k: v for k, v in sizes.items() if k in SIZES})
                 ratio = worst(run, name, inputs, dtype)
-                assert ratio <= 1, (
-                    f"{sizes}, rows {rows}, weights {weights}: {ratio:.2f} times the rounding error"
-                )
+                assert ratio <= 1, f"{sizes}, rows {rows}, weights {weights}: {ratio:.2f} times the rounding error"
     assert dict(ops.fallbacks()) == before, "a kernel was not used"
 
 

@@ -197,9 +197,7 @@ def test_the_interpreter_is_within_rounding(function, dtype):
     interpreted, launched = both(function, dtype)
     step = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-20}[dtype]
     scale = 8 if function is sum_of_rows else 1
-    torch.testing.assert_close(
-        interpreted, launched, rtol=2 * step * scale, atol=step * scale, equal_nan=True
-    )
+    torch.testing.assert_close(interpreted, launched, rtol=2 * step * scale, atol=step * scale, equal_nan=True)
 
 
 @ct.kernel

@@ -34,9 +34,7 @@ def kernels() -> ModuleType:
 Tensors = tuple[torch.Tensor, ...]
 
 
-def operands(
-    batch: int, heads: int, key_heads: int, length: int, keys: int, width: int, dtype: Any
-) -> Tensors:
+def operands(batch: int, heads: int, key_heads: int, length: int, keys: int, width: int, dtype: Any) -> Tensors:
     """q, k and v as models make them: a transposed view of [B, S, H, D]."""
     torch.manual_seed(keys)
     sizes = ((length, heads), (keys, key_heads), (keys, key_heads))
@@ -222,9 +220,7 @@ COMPILED = (
 )  # fmt: skip
 
 
-def launches_of(
-    kernels: Any, dtype: Any, heads: int, key_heads: int, length: int, keys: int, width: int, mask: Any
-):
+def launches_of(kernels: Any, dtype: Any, heads: int, key_heads: int, length: int, keys: int, width: int, mask: Any):
     q = torch.empty(1, length, heads, width, dtype=dtype, device="meta").transpose(1, 2)
     k = torch.empty(1, keys, key_heads, width, dtype=dtype, device="meta").transpose(1, 2)
     with recorded() as launches:
@@ -234,9 +230,7 @@ def launches_of(
             kernels.gqa_attention_causal(q, k, k.clone(), 0.1)
         else:
             shape = (1, 1, mask[0], keys)
-            kernels.gqa_attention_masked(
-                q, k, k.clone(), torch.empty(shape, dtype=mask[1], device="meta"), 0.1
-            )
+            kernels.gqa_attention_masked(q, k, k.clone(), torch.empty(shape, dtype=mask[1], device="meta"), 0.1)
     return launches
 
 

@@ -37,9 +37,7 @@ def on(device: str, name: str) -> Any:
 def test_agrees_with_float64_at_every_length(name, dtype, device):
     for sizes in SIZES:
         for rows in ROWS if sizes["S"] == 1 else ("ordinary",):
-            assert (
-                worst(on(device, name), name, make_inputs(name, dtype, rows, "as trained", sizes), dtype) <= 1
-            )
+            assert worst(on(device, name), name, make_inputs(name, dtype, rows, "as trained", sizes), dtype) <= 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -47,10 +45,7 @@ def test_agrees_with_float64_at_every_length(name, dtype, device):
 def test_a_single_step_with_sinks_agrees_with_float64(dtype, device):
     name = "sink_attention_step"
     for sizes in ({"T": 300, "D": 64, "Hq": 64, "Hk": 8}, {"T": 5, "D": 32, "Hq": 5, "Hk": 1}):
-        assert (
-            worst(on(device, name), name, make_inputs(name, dtype, "ordinary", "as trained", sizes), dtype)
-            <= 1
-        )
+        assert worst(on(device, name), name, make_inputs(name, dtype, "ordinary", "as trained", sizes), dtype) <= 1
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -189,9 +189,7 @@ def test_tiles_cover_the_rows_and_idle_few_lanes(kernels):
             assert inner % per_inner == 0
             assert fits == (outer % per_outer == 0)
             lanes = -(-hidden // chunk) * chunk
-            assert (
-                lanes <= hidden * 1.25 or lanes - hidden < 1024 <= hidden or lanes - hidden < 4096 <= hidden
-            )
+            assert lanes <= hidden * 1.25 or lanes - hidden < 1024 <= hidden or lanes - hidden < 4096 <= hidden
             if outer * inner <= 264:
                 assert per_outer * per_inner == 1
 

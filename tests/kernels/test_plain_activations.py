@@ -35,9 +35,7 @@ def on(device: str, name: str) -> Any:
 def test_agrees_with_float64_at_every_magnitude(name, dtype, device):
     for sizes in SIZES:
         for rows in ROWS:
-            assert (
-                worst(on(device, name), name, make_inputs(name, dtype, rows, "as trained", sizes), dtype) <= 1
-            )
+            assert worst(on(device, name), name, make_inputs(name, dtype, rows, "as trained", sizes), dtype) <= 1
 
 
 @pytest.mark.parametrize("device", DEVICES)

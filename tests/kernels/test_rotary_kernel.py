@@ -44,9 +44,7 @@ def projected(device: str, dtype: torch.dtype = torch.bfloat16) -> Heads:
     q, k, _ = qkv.split((8 * 32, 2 * 32, 2 * 32), dim=-1)
     angles = torch.randn(1, 7, 32, device=device)
     heads = (x.view(2, 7, -1, 32).transpose(1, 2) for x in (q, k))
-    return dict(
-        zip(("q", "k", "cos", "sin"), (*heads, angles.cos().to(dtype), angles.sin().to(dtype)), strict=True)
-    )
+    return dict(zip(("q", "k", "cos", "sin"), (*heads, angles.cos().to(dtype), angles.sin().to(dtype)), strict=True))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -55,9 +53,7 @@ def projected(device: str, dtype: torch.dtype = torch.bfloat16) -> Heads:
 def test_agrees_with_float64_at_every_kind_of_head(name, dtype, device):
     for sizes in SIZES:
         for rows in ROWS if sizes["D"] == 64 else ("ordinary",):
-            assert (
-                worst(on(device, name), name, make_inputs(name, dtype, rows, "as trained", sizes), dtype) <= 1
-            )
+            assert worst(on(device, name), name, make_inputs(name, dtype, rows, "as trained", sizes), dtype) <= 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -67,9 +63,7 @@ def test_every_rounding_is_where_the_reference_has_it(name, dtype, device):
     inputs = make_inputs(name, dtype, "ordinary", "as trained", {"D": 128, "S": 16})
     expected = INVENTORY.reference(name)(**inputs)
     for value, right in zip(on(device, name)(**inputs), expected, strict=True):
-        assert torch.equal(value, right) or (
-            dtype == torch.float32 and torch.allclose(value, right, 1e-6, 1e-6)
-        )
+        assert torch.equal(value, right) or (dtype == torch.float32 and torch.allclose(value, right, 1e-6, 1e-6))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -123,9 +117,7 @@ def test_what_lies_between_the_halves_and_beyond_a_head_is_never_read(device):
     memory[..., :80] = 1
     x, one = memory[..., :80].transpose(1, 2), torch.ones(1, 3, 80, device=device)
     for out in INVENTORY.entry_point("rotary_embedding")(x, x, one, one):
-        assert torch.equal(
-            out, torch.cat((torch.zeros(40), 2 * torch.ones(40))).expand(1, 2, 3, 80).to(device)
-        )
+        assert torch.equal(out, torch.cat((torch.zeros(40), 2 * torch.ones(40))).expand(1, 2, 3, 80).to(device))
 
 
 def test_no_positions_launch_nothing():
@@ -153,9 +145,7 @@ def test_compiles_for_every_architecture(arch):
             DTYPES[(index + ARCHITECTURES.index(arch)) % 3],
             (128, 80)[(index + ARCHITECTURES.index(arch)) % 2],
         )
-        q, k = (
-            torch.empty(1, 64, heads, dim, dtype=dtype, device="meta").transpose(1, 2) for heads in (32, 8)
-        )
+        q, k = (torch.empty(1, 64, heads, dim, dtype=dtype, device="meta").transpose(1, 2) for heads in (32, 8))
         angles = torch.empty(1, 64, dim, dtype=torch.float32 if index else dtype, device="meta")
         with recorded() as launches:
             INVENTORY.entry_point(name)(q, k, angles, angles)

@@ -41,9 +41,7 @@ def test_angles_of_a_million_radians_keep_their_digits(device):
 def test_positions_may_lie_apart_in_memory():
     inputs = make_inputs("rotary_table", torch.bfloat16, "ordinary", "as trained", {})
     apart = {**inputs, "positions": inputs["positions"].repeat(1, 1, 2)[..., :1]}
-    for got, expected in zip(
-        on("cpu", "rotary_table")(**apart), on("cpu", "rotary_table")(**inputs), strict=True
-    ):
+    for got, expected in zip(on("cpu", "rotary_table")(**apart), on("cpu", "rotary_table")(**inputs), strict=True):
         assert torch.equal(got, expected)
 
 

@@ -41,9 +41,7 @@ def test_of_equal_logits_each_is_chosen_once(device):
     for name in NAMES:
         weights, index = on(device, name)(torch.zeros(5, 12), 4)
         assert index.tolist() == [[0, 1, 2, 3]] * 5
-        torch.testing.assert_close(
-            weights, torch.full((5, 4), 0.25 if "norm" in name or "topk_s" in name else 1 / 12)
-        )
+        torch.testing.assert_close(weights, torch.full((5, 4), 0.25 if "norm" in name or "topk_s" in name else 1 / 12))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -99,9 +99,7 @@ def counts(outcomes: tuple[Outcome, ...]) -> dict[str, int]:
     return dict(Counter(planned.match.definition for outcome in outcomes for planned in outcome.chosen))
 
 
-def assert_logits(
-    rewritten: nn.Module, model: nn.Module, dtype: torch.dtype, *shapes: tuple[int, int]
-) -> None:
+def assert_logits(rewritten: nn.Module, model: nn.Module, dtype: torch.dtype, *shapes: tuple[int, int]) -> None:
     """As near to a wider run as the original's are."""
     wide = copy.deepcopy(model).to(FP32 if dtype == BF16 else torch.float64)
     for shape in shapes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,8 +34,8 @@ def inputs(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def encoder(folder: Path) -> Iterator[nn.Module]:
-    yield AutoModel.from_pretrained(folder).eval()
+def encoder(folder: Path) -> nn.Module:
+    return AutoModel.from_pretrained(folder).eval()
 
 
 def embeddings(encoder: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -47,9 +46,7 @@ def embeddings(encoder: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Ten
     return nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
 
 
-def test_embeddings_are_equal_and_every_layer_runs_kernels(
-    encoder: nn.Module, inputs: dict[str, torch.Tensor]
-) -> None:
+def test_embeddings_are_equal_and_every_layer_runs_kernels(encoder: nn.Module, inputs: dict[str, torch.Tensor]) -> None:
     before = embeddings(encoder, inputs)
     kernelize(encoder, inputs=inputs, strict=True)
     counts = report(encoder).counts()
@@ -64,18 +61,14 @@ def test_the_weights_are_real(encoder: nn.Module, inputs: dict[str, torch.Tensor
     assert float(cat @ kitten) > 0.5 > float(cat @ rates)
 
 
-def test_another_batch_shape_runs_the_same_kernels(
-    encoder: nn.Module, inputs: dict[str, torch.Tensor]
-) -> None:
+def test_another_batch_shape_runs_the_same_kernels(encoder: nn.Module, inputs: dict[str, torch.Tensor]) -> None:
     one = {name: value[:1, :7] for name, value in inputs.items()}
     before = embeddings(encoder, one)
     kernelize(encoder, inputs=inputs)
     torch.testing.assert_close(embeddings(encoder, one), before, rtol=0, atol=1e-6)
 
 
-def test_restore_gives_back_the_very_same_numbers(
-    encoder: nn.Module, inputs: dict[str, torch.Tensor]
-) -> None:
+def test_restore_gives_back_the_very_same_numbers(encoder: nn.Module, inputs: dict[str, torch.Tensor]) -> None:
     before = embeddings(encoder, inputs)
     restore(kernelize(encoder, inputs=inputs))
     assert torch.equal(embeddings(encoder, inputs), before)

@@ -20,18 +20,14 @@ def pre_norm(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
 @everywhere
 def test_hit(dtype: torch.dtype, dynamic: bool) -> None:
     rows = [rand(BATCH, LENGTH, 64, dtype=dtype, seed=i) for i in range(2)]
-    check_pass(
-        pre_norm, [*rows, *(rand(64, dtype=dtype, seed=i) for i in range(2))], {NAME: 1}, dynamic=dynamic
-    )
+    check_pass(pre_norm, [*rows, *(rand(64, dtype=dtype, seed=i) for i in range(2))], {NAME: 1}, dynamic=dynamic)
 
 
 def test_a_sum_of_three_takes_the_outer_one() -> None:
     def code(x: Any, y: Any, z: Any, weight: Any, bias: Any) -> Any:
         return pre_norm(x + y, z, weight, bias)
 
-    check_pass(
-        code, [*(rand(5, 64, seed=i) for i in range(3)), rand(64), rand(64, seed=1)], {NAME: 1}, left=1
-    )
+    check_pass(code, [*(rand(5, 64, seed=i) for i in range(3)), rand(64), rand(64, seed=1)], {NAME: 1}, left=1)
 
 
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (5, 1)], ids=str)
@@ -46,9 +42,7 @@ def test_near_miss_a_scaled_sum() -> None:
         x = torch.add(residual, x, alpha=2)
         return F.layer_norm(x, (64,), weight, bias), x
 
-    check_pass(
-        code, [rand(5, 64), rand(5, 64, seed=1), rand(64), rand(64, seed=1)], {"layer_norm": 1}, left=1
-    )
+    check_pass(code, [rand(5, 64), rand(5, 64, seed=1), rand(64), rand(64, seed=1)], {"layer_norm": 1}, left=1)
 
 
 def test_two_norms_of_one_sum() -> None:

@@ -19,9 +19,7 @@ check = partial(check_pass, only=(
 SCALE = 0.25
 
 
-def heads(
-    dtype: torch.dtype, values: int = 16, batch: int = BATCH, queries: int = LENGTH
-) -> list[torch.Tensor]:
+def heads(dtype: torch.dtype, values: int = 16, batch: int = BATCH, queries: int = LENGTH) -> list[torch.Tensor]:
     sizes = ((batch, 4, queries, 16), (batch, 2, LENGTH, 16), (batch, 2, LENGTH, values))
     return [rand(*size, dtype=dtype, seed=i) for i, size in enumerate(sizes)]
 
@@ -68,9 +66,7 @@ def test_sink_hit_in_a_step_of_one_sequence() -> None:
 
 @everywhere
 def test_softcap_hit(dtype: torch.dtype, dynamic: bool) -> None:
-    outcome = check(
-        with_cap, [*heads(dtype), causal(dtype)], {"softcap_attention_masked": 1}, dynamic=dynamic
-    )
+    outcome = check(with_cap, [*heads(dtype), causal(dtype)], {"softcap_attention_masked": 1}, dynamic=dynamic)
     assert outcome.chosen[0].match.inputs["softcap"] == 5.0
 
 
@@ -86,9 +82,7 @@ def test_softcap_near_miss_divided_and_multiplied_by_different_numbers() -> None
 def test_sink_near_miss_the_sink_keeps_its_weight() -> None:
     def code(q: Any, k: Any, v: Any, mask: Any, sinks: Any) -> Any:
         scores = torch.matmul(q, repeat_kv(k, 2).transpose(2, 3)) * SCALE + mask
-        scores = torch.cat(
-            [scores, sinks.reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[-2], -1)], dim=-1
-        )
+        scores = torch.cat([scores, sinks.reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[-2], -1)], dim=-1)
         scores = scores - scores.max(dim=-1, keepdim=True).values
         weights = F.softmax(scores, dim=-1, dtype=scores.dtype)[..., 1:]
         return torch.matmul(weights, repeat_kv(v, 2)).transpose(1, 2)

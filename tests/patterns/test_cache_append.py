@@ -43,15 +43,11 @@ def test_the_new_tokens_come_second() -> None:
 
 @pytest.mark.parametrize("dim", [0, 1, 3])
 def test_near_miss_along_another_dimension(dim: int) -> None:
-    check_pass(
-        lambda a, b: torch.cat((a, b), dim), [rand(2, 2, 5, 16), rand(2, 2, 5, 16, seed=1)], {}, left=1
-    )
+    check_pass(lambda a, b: torch.cat((a, b), dim), [rand(2, 2, 5, 16), rand(2, 2, 5, 16, seed=1)], {}, left=1)
 
 
 def test_near_miss_three_parts() -> None:
-    check_pass(
-        lambda a, b: torch.cat((a, b, a), 2), [rand(2, 2, 5, 16), rand(2, 2, 5, 16, seed=1)], {}, left=1
-    )
+    check_pass(lambda a, b: torch.cat((a, b, a), 2), [rand(2, 2, 5, 16), rand(2, 2, 5, 16, seed=1)], {}, left=1)
 
 
 def test_near_miss_with_itself() -> None:

@@ -104,9 +104,7 @@ def test_near_miss_softmax_over_the_queries() -> None:
         scores = torch.matmul(q, k.transpose(2, 3)) * 0.25
         return torch.matmul(F.softmax(scores, dim=-2, dtype=torch.float32).to(q.dtype), v).transpose(1, 2)
 
-    check_pass(
-        code, attention_inputs(2, 5, (4, 4)), {}, left=None, refused={NAME: "argument dim .* is -2, not -1"}
-    )
+    check_pass(code, attention_inputs(2, 5, (4, 4)), {}, left=None, refused={NAME: "argument dim .* is -2, not -1"})
 
 
 def test_near_miss_soft_cap() -> None:

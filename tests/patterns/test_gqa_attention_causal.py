@@ -37,9 +37,7 @@ def test_the_mask_starts_at_the_first_key() -> None:
 
 def test_near_miss_not_causal() -> None:
     inputs = attention_inputs(2, 5)
-    check_pass(
-        blocks.attention, inputs, {"gqa_attention": 1}, refused={NAME: "is_causal .* is False, not True"}
-    )
+    check_pass(blocks.attention, inputs, {"gqa_attention": 1}, refused={NAME: "is_causal .* is False, not True"})
 
 
 def test_near_miss_a_mask_that_happens_to_be_causal() -> None:

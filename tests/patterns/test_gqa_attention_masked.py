@@ -58,9 +58,7 @@ def test_decode() -> None:
 @pytest.mark.parametrize("shape", [(2, 4, 5, 5), (2, 1, 1, 5), (1, 1, 5, 1), (5, 5), (1, 5, 5)], ids=str)
 def test_guard_on_a_mask_of_another_shape(shape: tuple[int, ...]) -> None:
     mask = rand(*shape)
-    check_pass(
-        repeated, [*attention_inputs(2, 5), mask], {}, left=None, refused={NAME: "the mask (is|covers)"}
-    )
+    check_pass(repeated, [*attention_inputs(2, 5), mask], {}, left=None, refused={NAME: "the mask (is|covers)"})
 
 
 def test_guard_on_values_of_another_width() -> None:

@@ -52,8 +52,5 @@ def test_near_miss_over_two_dimensions() -> None:
 def test_guard_on_a_weight_that_is_no_row() -> None:
     """torch refuses such a weight itself, so no graph has one."""
     (guard,) = INVENTORY.guards("layer_norm")
-    assert (
-        guard(rand(5, 64), rand(1), rand(64), 1e-5)
-        == "weight is [1], not one value for each of the 64 columns"
-    )
+    assert guard(rand(5, 64), rand(1), rand(64), 1e-5) == "weight is [1], not one value for each of the 64 columns"
     assert guard(rand(5, 64), rand(64), rand(64), 1e-5) is None

@@ -46,9 +46,7 @@ def test_odd_sizes() -> None:
 
 
 def test_one_value_through_two_weights() -> None:
-    check_pass(
-        lambda x, a, b: (F.linear(x, a), F.linear(x, b)), [rand(5, 64), rand(48, 64), rand(32, 64)], {NAME: 2}
-    )
+    check_pass(lambda x, a, b: (F.linear(x, a), F.linear(x, b)), [rand(5, 64), rand(48, 64), rand(32, 64)], {NAME: 2})
 
 
 def test_a_weight_of_two_modules_is_one_weight() -> None:

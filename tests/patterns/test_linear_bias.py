@@ -24,9 +24,7 @@ def test_hit(dtype: torch.dtype, dynamic: bool) -> None:
 @everywhere
 def test_conv1d_of_transformers(dtype: torch.dtype, dynamic: bool) -> None:
     """addmm on flattened rows, with the weight stored the other way round: one view remains."""
-    check_pass(
-        Conv1D(48, 64).to(dtype), [rand(BATCH, LENGTH, 64, dtype=dtype)], {NAME: 1}, left=1, dynamic=dynamic
-    )
+    check_pass(Conv1D(48, 64).to(dtype), [rand(BATCH, LENGTH, 64, dtype=dtype)], {NAME: 1}, left=1, dynamic=dynamic)
 
 
 def test_the_module_of_torch() -> None:

@@ -58,9 +58,7 @@ HITS = [
 @everywhere
 @pytest.mark.parametrize("code", HITS)
 def test_hit(code: Callable[..., Any], dtype: torch.dtype, dynamic: bool) -> None:
-    check_pass(
-        code, [rand(BATCH, LENGTH, 64, dtype=dtype), rand(64, dtype=dtype)], {"rms_norm": 1}, dynamic=dynamic
-    )
+    check_pass(code, [rand(BATCH, LENGTH, 64, dtype=dtype), rand(64, dtype=dtype)], {"rms_norm": 1}, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("shape", [(576,), (5, 2880), (2, 5, 3584), (2, 5, 4, 80), (1, 1, 1)], ids=str)

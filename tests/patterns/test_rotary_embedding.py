@@ -150,9 +150,7 @@ def test_guard_on_tables_that_do_not_fit(q: Any, k: Any, table: Any) -> None:
 
 def test_guard_on_tables_of_two_shapes() -> None:
     q, k, cos, sin = rotary_inputs(2, 5)
-    check_pass(
-        blocks.rotary, [q, k, cos, sin[:1]], {}, left=None, refused={NAME: "the kernel does not broadcast"}
-    )
+    check_pass(blocks.rotary, [q, k, cos, sin[:1]], {}, left=None, refused={NAME: "the kernel does not broadcast"})
 
 
 def test_guard_on_the_rank() -> None:

@@ -14,9 +14,7 @@ from transformers.models.olmo2.modeling_olmo2 import apply_rotary_pos_emb
 NAME = "rotary_embedding_fp32"
 
 
-def inputs_of(
-    batch: int, length: int, dtype: torch.dtype = BF16, tables: torch.dtype = FP32
-) -> list[torch.Tensor]:
+def inputs_of(batch: int, length: int, dtype: torch.dtype = BF16, tables: torch.dtype = FP32) -> list[torch.Tensor]:
     heads = [rand(batch, heads, length, 16, dtype=dtype) for heads in (4, 2)]
     return [*heads, *(rand(batch, length, 16, dtype=tables, seed=i) for i in range(2))]
 
@@ -82,6 +80,4 @@ def test_guard_on_tables_that_do_not_fit(table: tuple[int, ...]) -> None:
 
 def test_guard_on_tables_of_two_shapes() -> None:
     q, k, cos, sin = inputs_of(2, 5)
-    check_pass(
-        cast_last, [q, k, cos, sin[:1]], {}, left=None, refused={NAME: "the kernel does not broadcast"}
-    )
+    check_pass(cast_last, [q, k, cos, sin[:1]], {}, left=None, refused={NAME: "the kernel does not broadcast"})

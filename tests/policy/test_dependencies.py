@@ -17,9 +17,7 @@ else:
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-PINS = dict(
-    re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
-)
+PINS = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def package(requirement: str) -> str:
@@ -49,13 +47,9 @@ def test_the_checkers_are_pinned_to_one_version() -> None:
 
 def test_the_version_matrix_starts_at_the_lower_bounds_and_has_the_pins() -> None:
     matrix = runpy.run_path(str(ROOT / "noxfile.py"))["ENDS"]
-    bounds = {
-        package(r): r.partition(">=")[2].split(",")[0] for r in [*PROJECT["dependencies"], *EXTRAS["cuda"]]
-    }
+    bounds = {package(r): r.partition(">=")[2].split(",")[0] for r in [*PROJECT["dependencies"], *EXTRAS["cuda"]]}
     oldest = {package(r): r.partition("==")[2] for r in matrix["oldest"]}
-    assert {name: version.removesuffix(".0") for name, version in oldest.items()} == {
-        n: bounds[n] for n in oldest
-    }
+    assert {name: version.removesuffix(".0") for name, version in oldest.items()} == {n: bounds[n] for n in oldest}
     assert {package(r): r.partition("==")[2] for r in matrix["pinned"]} == {
         name: PINS[name] for name in ("torch", "transformers")
     }

@@ -16,8 +16,7 @@ def is_command(path: Path) -> bool:
     if path.parent != PACKAGE:
         return path.name == "__main__.py"
     return any(
-        isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
-        for node in tree(path).body
+        isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'" for node in tree(path).body
     )
 
 
@@ -49,9 +48,7 @@ def test_public_names(golden: Golden) -> None:
 def test_every_public_name_is_there_and_documented() -> None:
     import tilegym_fx
 
-    undocumented = [
-        n for n in tilegym_fx.__all__ if not n.startswith("__") and not getattr(tilegym_fx, n).__doc__
-    ]
+    undocumented = [n for n in tilegym_fx.__all__ if not n.startswith("__") and not getattr(tilegym_fx, n).__doc__]
     assert undocumented == []
 
 

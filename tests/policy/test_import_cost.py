@@ -13,9 +13,7 @@ ROUNDS = 3
 
 def run_python(code: str, folder: Path) -> str:
     """What a fresh interpreter, outside the repository, prints for this code."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -27,9 +25,7 @@ def cpu_seconds(module: str, folder: Path) -> float:
 
 
 def test_import_brings_neither_transformers_nor_cutile(tmp_path: Path) -> None:
-    loaded = json.loads(
-        run_python("import json, sys, tilegym_fx; print(json.dumps(sorted(sys.modules)))", tmp_path)
-    )
+    loaded = json.loads(run_python("import json, sys, tilegym_fx; print(json.dumps(sorted(sys.modules)))", tmp_path))
     assert "tilegym_fx" in loaded
     heavy = [m for m in loaded if m.split(".")[0] in ("transformers", "cuda", "pydantic", "networkx", "rich")]
     assert heavy == []

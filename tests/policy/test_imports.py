@@ -95,9 +95,7 @@ def own_imports(path: Path) -> dict[str, int]:
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_a_module_imports_only_what_its_row_allows(path: Path) -> None:
     module = module_of(path)
-    assert module in GROUND or module in MAY_IMPORT, (
-        f"{module} has no row in MAY_IMPORT: add one, and to docs/index.md"
-    )
+    assert module in GROUND or module in MAY_IMPORT, f"{module} has no row in MAY_IMPORT: add one, and to docs/index.md"
     extra = own_imports(path).keys() - MAY_IMPORT.get(module, set())
     assert not extra, f"{module} may not import {sorted(extra)} (lines {own_imports(path)})"
 

@@ -13,10 +13,7 @@ from repository import ROOT, name, python_files, tree
 
 def records(folder: str) -> dict[str, dict[str, Any]]:
     """File stem -> content of every JSON file directly in a folder."""
-    return {
-        path.stem: json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted((ROOT / folder).glob("*.json"))
-    }
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / folder).glob("*.json"))}
 
 
 DEFINITIONS = records("definitions")

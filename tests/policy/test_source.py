@@ -32,9 +32,7 @@ def matching_lines(pattern: re.Pattern[str], path: Path) -> list[str]:
     return [f"{name(path)}:{n}: {line.strip()}" for n, line in enumerate(lines, 1) if pattern.search(line)]
 
 
-@pytest.mark.parametrize(
-    "pattern", [MACHINE_PATH, PACKAGE_HOST, UNFINISHED], ids=["path", "host", "unfinished"]
-)
+@pytest.mark.parametrize("pattern", [MACHINE_PATH, PACKAGE_HOST, UNFINISHED], ids=["path", "host", "unfinished"])
 def test_no_file_names(pattern: re.Pattern[str]) -> None:
     assert [line for path in text_files() for line in matching_lines(pattern, path)] == []
 
@@ -60,9 +58,7 @@ def environment_reads(path: Path) -> list[int]:
     nodes = list(ast.walk(tree(path)))
     dicts = [node for node in nodes if isinstance(node, ast.Dict)]
     handed_on = {id(v) for d in dicts for k, v in zip(d.keys, d.values, strict=True) if k is None}
-    uses = [
-        n for n in nodes if isinstance(n, ast.Attribute) and n.attr in ENVIRONMENT and id(n) not in handed_on
-    ]
+    uses = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr in ENVIRONMENT and id(n) not in handed_on]
     imported = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module == "os"]
     names = [n for n in imported if ENVIRONMENT & {alias.name for alias in n.names}]
     return sorted(node.lineno for node in (*uses, *names))

@@ -44,9 +44,7 @@ def repeat_kv(x: Any, groups: int) -> Any:
     return x[:, :, None].expand(batch, heads, groups, length, width).reshape(batch, -1, length, width)
 
 
-def attention(
-    q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, scale: float | None = None
-) -> Any:
+def attention(q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, scale: float | None = None) -> Any:
     groups = q.shape[1] // k.shape[1]
     out = F.scaled_dot_product_attention(
         q, repeat_kv(k, groups), repeat_kv(v, groups), attn_mask=mask, is_causal=causal, scale=scale

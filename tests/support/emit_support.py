@@ -23,9 +23,7 @@ BASIC = frozenset({
 })  # fmt: skip
 
 
-def matches_of(
-    model: nn.Module, args: Any = (), kwargs: Any = None
-) -> tuple[list[Match], provenance.Provenance]:
+def matches_of(model: nn.Module, args: Any = (), kwargs: Any = None) -> tuple[list[Match], provenance.Provenance]:
     """The largest non-overlapping Matches that can be written, else the largest ones, in graph order."""
     exported, record = provenance.record(model, args, kwargs)
     graph = copy.deepcopy(exported.graph_module).graph

@@ -40,9 +40,7 @@ def exact(*names: str) -> Callable[[Exact], Exact]:
     return register
 
 
-def _rms(
-    r: Rounding, x: torch.Tensor, weight: torch.Tensor, eps: float, name: str
-) -> tuple[torch.Tensor, Any]:
+def _rms(r: Rounding, x: torch.Tensor, weight: torch.Tensor, eps: float, name: str) -> tuple[torch.Tensor, Any]:
     factor = 1 + weight if "plus_one" in name else weight
     value = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * factor
     roundings = 1 if "plus_one" in name or "cast_last" in name else 2
@@ -247,26 +245,18 @@ def _attend(r: Rounding, q: Any, k: Any, v: Any, bias: Any, scale: float) -> Any
 
 
 @exact("sink_attention_masked", "sink_attention_step")
-def _sink_attention(
-    r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, sinks: Any, scale: float
-) -> Any:
+def _sink_attention(r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, sinks: Any, scale: float) -> Any:
     """The sink is a key that gives its score whatever the query, and a value of zero."""
     sink = sinks[:, None, None].expand(q.shape[0], -1, q.shape[2], 1)
     return _attend_eagerly(r, q, k, v, mask, lambda scores: scores * scale, sink)
 
 
 @exact("softcap_attention_masked")
-def _softcap_attention(
-    r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, scale: float, softcap: float
-) -> Any:
-    return _attend_eagerly(
-        r, q, k, v, mask, lambda scores: softcap * torch.tanh(scores * scale / softcap), None
-    )
+def _softcap_attention(r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, scale: float, softcap: float) -> Any:
+    return _attend_eagerly(r, q, k, v, mask, lambda scores: softcap * torch.tanh(scores * scale / softcap), None)
 
 
-def _attend_eagerly(
-    r: Rounding, q: Any, k: Any, v: Any, mask: Any, score: Callable[[Any], Any], sink: Any
-) -> Any:
+def _attend_eagerly(r: Rounding, q: Any, k: Any, v: Any, mask: Any, score: Callable[[Any], Any], sink: Any) -> Any:
     """Tolerance: eight roundings of scores no larger than `score(|q| |k|)`, as eager code makes them."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     size = score(q.abs() @ k.abs().transpose(-1, -2)).amax(-1, keepdim=True)
@@ -279,9 +269,7 @@ def _attend_eagerly(
     weights = torch.softmax(scores, -1)[..., : k.shape[-2]]
     relative = torch.expm1(2 * (8 * r.relative * largest + 16 * ROUNDED32 * size))
     relative = relative + 3 * r.relative + k.shape[-2] * ROUNDED32
-    tolerance = (
-        relative * (weights @ v.abs()) + k.shape[-2] * r.step * v.abs().amax(-2, keepdim=True) + r.step
-    )
+    tolerance = relative * (weights @ v.abs()) + k.shape[-2] * r.step * v.abs().amax(-2, keepdim=True) + r.step
     return (((weights @ v).transpose(1, 2), tolerance.transpose(1, 2)),)
 
 
@@ -412,20 +400,14 @@ def _rows_projected(r: Rounding, rows: Any, weight: Any, bias: Any = None) -> tu
     value = x @ weight.T + (0 if bias is None else bias)
     added = 0 if bias is None else 2 * ROUNDED32 * bias.abs()
     size = x.abs() @ weight.abs().T
-    return value, error @ weight.abs().T + r.relative * value.abs() + x.shape[
-        -1
-    ] * ROUNDED32 * size + r.step + added
+    return value, error @ weight.abs().T + r.relative * value.abs() + x.shape[-1] * ROUNDED32 * size + r.step + added
 
 
 def _opened(r: Rounding, name: str, gate: tuple[Any, Any], up: tuple[Any, Any]) -> Any:
     """The gated product of projections that are known up to a tolerance; neither gate is steeper than 1.2."""
     act = "gelu_tanh_mul" if "gelu" in name else "silu_mul"
     ((value, tolerance),) = EXACT[act](r, act, gate[0], up[0])
-    opened = (
-        gate[0] / 2 * (1 + torch.tanh(gate[0] / 2))
-        if act == "silu_mul"
-        else _ACTIVATIONS["gelu_tanh"](gate[0])
-    )
+    opened = gate[0] / 2 * (1 + torch.tanh(gate[0] / 2)) if act == "silu_mul" else _ACTIVATIONS["gelu_tanh"](gate[0])
     steep = 1.2 * gate[1]
     return ((value, 1.01 * tolerance + steep * up[0].abs() + (opened.abs() + steep) * up[1]),)
 
@@ -473,9 +455,7 @@ def _qkv_bias(r: Rounding, name: str, input: Any, **named: Any) -> Any:
 
 
 @exact("rms_norm_linear")
-def _norm_linear(
-    r: Rounding, name: str, hidden_states: Any, norm_weight: Any, eps: float, weight: Any
-) -> Any:
+def _norm_linear(r: Rounding, name: str, hidden_states: Any, norm_weight: Any, eps: float, weight: Any) -> Any:
     return (_rows_projected(r, _normed(r, name, hidden_states, norm_weight, eps), weight),)
 
 

@@ -52,9 +52,7 @@ def solution(name: str = "scaled", **changes: Any) -> dict[str, Any]:
 
 def with_reference(name: str, body: str, **changes: Any) -> dict[str, Any]:
     """A Definition whose ``run(x, scale)`` has this body."""
-    return definition(
-        name, reference=f"{SOURCE}import torch\n\n\ndef run(x, scale):\n    {body}\n", **changes
-    )
+    return definition(name, reference=f"{SOURCE}import torch\n\n\ndef run(x, scale):\n    {body}\n", **changes)
 
 
 def write_json(path: Path, data: Any) -> Path:

@@ -117,7 +117,6 @@ def check_pass(
     guards = guards_of(graph_module)
     outcome = find_in(graph_module, only=only)
     taken = counts(outcome)
-    if taken != dict(expected): print("DBG", {n: reasons_in(graph_module, n) for n in expected}, graph_module.graph)
     assert taken == dict(expected), (
         taken,
         [(r.definition, r.spelling, r.reason) for r in outcome.rejections],
@@ -177,9 +176,7 @@ def _resized(value: Any) -> Any:
     return value
 
 
-def assert_same_numbers(
-    rewritten: Callable[..., Any], original: Callable[..., Any], inputs: Sequence[Any]
-) -> None:
+def assert_same_numbers(rewritten: Callable[..., Any], original: Callable[..., Any], inputs: Sequence[Any]) -> None:
     """Outputs, and inputs written in place, are as near a wider run as those of the original."""
     runs = [[_copy(v) for v in inputs], [_copy(v) for v in inputs], _widened(inputs)]
     with torch.no_grad():

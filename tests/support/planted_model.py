@@ -94,7 +94,7 @@ def one():
 '''
 
 #: A hook: takes what was synthesised and spoils it as the Definition's name says.
-HOOK = '''\
+HOOK = """\
 import json, sys, time
 from pathlib import Path
 
@@ -110,7 +110,7 @@ elif name.startswith("crash"):
 if sys.argv[0].endswith("hang.py"):
     time.sleep(3600)
 (folder / "kernel.py").write_text(kernel)
-'''
+"""
 
 _LIBRARY_KERNEL = '''\
 """squash in cuTile, one tile of a long row for each block."""

@@ -63,9 +63,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     there, the one of an editable install among them, are not read.
     """
     environment = Environment(tmp_path_factory.mktemp("installed"))
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", str(environment.folder / "venv")], check=True
-    )
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment.folder / "venv")], check=True)
     (packages,) = environment.folder.glob("venv/lib/python3*/site-packages")
     lines = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (packages / "borrowed.pth").write_text("\n".join(sorted(lines)) + "\n")
@@ -97,9 +95,7 @@ def test_the_wheel_carries_the_package_and_the_four_folders_and_nothing_else(whe
 
 
 def test_the_installed_inventory_is_the_shipped_one(installed: Environment) -> None:
-    root = installed.run(
-        "-c", "from tilegym_fx.inventory import shipped_root; print(shipped_root())"
-    ).stdout.strip()
+    root = installed.run("-c", "from tilegym_fx.inventory import shipped_root; print(shipped_root())").stdout.strip()
     assert Path(root).is_relative_to(installed.folder)
     done = installed.run("-m", "tilegym_fx.inventory", "check")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -115,9 +111,7 @@ def test_scan_runs_from_the_wheel(installed: Environment) -> None:
 
 def test_torch_finds_the_backend_by_name(installed: Environment) -> None:
     code = "import json; from importlib.metadata import entry_points as e; "
-    code += (
-        "(b,) = {x.value: x for x in e(group='torch_dynamo_backends') if x.name == 'tilegym_fx'}.values(); "
-    )
+    code += "(b,) = {x.value: x for x in e(group='torch_dynamo_backends') if x.name == 'tilegym_fx'}.values(); "
     code += "print(json.dumps(callable(b.load())))"
     assert installed.json("-c", code) is True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ class Watched:
     def __setattr__(self, name: str, value: Any) -> None:
         if not torch.compiler.is_compiling():
             watch.assigned(self, name, value)  # type: ignore[arg-type]
-            if not isinstance(self, Watched):
+            if not isinstance(cast(Any, self), Watched):  # assigning has put its class back
                 setattr(self, name, value)
                 return
         super().__setattr__(name, value)
@@ -121,7 +121,7 @@ def original_class(cls: type) -> type:
         return cls
     if is_ours(cls):
         return next(base for base in cls.__bases__ if not issubclass(base, Watched))
-    return _derived_anew(cls)
+    return _derived_anew(cls)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1024)

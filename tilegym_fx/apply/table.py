@@ -52,9 +52,7 @@ def _fits(pattern: str, path: str) -> bool:
     if len(parts) < len(wanted):
         return False
     tail = parts[len(parts) - len(wanted) :]
-    return all(
-        part.isdigit() if want == "*" else part == want for want, part in zip(wanted, tail, strict=True)
-    )
+    return all(part.isdigit() if want == "*" else part == want for want, part in zip(wanted, tail, strict=True))
 
 
 def check_sources(patch: Patch) -> None:
@@ -66,9 +64,7 @@ def check_sources(patch: Patch) -> None:
         source = function_source(function.__code__) if function is not None else None
         if source is None or source.digest != digest:
             file = inspect.getsourcefile(original) or "an unknown file"
-            raise ApplyError(
-                f"{original.__qualname__}.{name} in {file} is not the text that the emitted file replaces"
-            )
+            raise ApplyError(f"{original.__qualname__}.{name} in {file} is not the text that the emitted file replaces")
 
 
 def check_module(patch: Patch, path: str, module: nn.Module) -> None:

@@ -59,9 +59,7 @@ class Bond:
     path: str
     patch: Any
     told: list[str]
-    watched: list[tuple[ReferenceType[nn.Module], str, ReferenceType[nn.Module] | None]] = field(
-        default_factory=list
-    )
+    watched: list[tuple[ReferenceType[nn.Module], str, ReferenceType[nn.Module] | None]] = field(default_factory=list)
 
 
 _bonds: WeakKeyDictionary[nn.Module, Bond] = WeakKeyDictionary()
@@ -98,7 +96,7 @@ def _watch(module: nn.Module, slot: str, owner: nn.Module, bond: Bond, held: nn.
     slots.setdefault(slot, WeakSet()).add(owner)
     bond.watched.append((ref(module), slot, ref(held) if held is not None else None))
     if not isinstance(module, classes.Watched):
-        classes.set_class(module, classes.watched_class(type(module)))
+        classes.set_class(module, classes.watched_class(type(module)))  # type: ignore[arg-type]
 
 
 def unbind(module: nn.Module) -> None:

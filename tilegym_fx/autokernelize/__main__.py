@@ -28,12 +28,8 @@ def parser() -> argparse.ArgumentParser:
         help="what scan takes, or FILE.py::function, which returns a module and its inputs",
     )
     p.add_argument("--root", type=Path, help="inventory in a git repository (default: this repository)")
-    p.add_argument(
-        "--results", type=Path, default=Path("sandbox"), metavar="DIR", help="default: %(default)s"
-    )
-    p.add_argument(
-        "--time-limit", default="15m", metavar="T", help="for each experiment: 90s, 15m (default), 1h"
-    )
+    p.add_argument("--results", type=Path, default=Path("sandbox"), metavar="DIR", help="default: %(default)s")
+    p.add_argument("--time-limit", default="15m", metavar="T", help="for each experiment: 90s, 15m (default), 1h")
     p.add_argument("--max-experiments", type=int, default=20, metavar="N", help="default: %(default)s")
     p.add_argument(
         "--give-up-after", type=int, default=5, metavar="N",

@@ -73,9 +73,7 @@ def searchable(drafts: Sequence[Mapping[str, Any]]) -> Definition | None:
         with tempfile.TemporaryDirectory() as folder:
             for name in ("definitions", "solutions"):
                 Path(folder, name).mkdir()
-            Path(folder, "definitions", f"{draft['name']}.json").write_text(
-                json.dumps(draft), encoding="utf-8"
-            )
+            Path(folder, "definitions", f"{draft['name']}.json").write_text(json.dumps(draft), encoding="utf-8")
             if _has_patterns(Path(folder), draft["name"]):
                 return Definition.model_validate(draft)
     return None

@@ -124,9 +124,7 @@ class Experiment:
 
     def _find(self, subject: Subject, inventory: Inventory) -> list[Outcome]:
         _say("matching")
-        return [
-            find(call.graph.graph_module.graph, inventory, self._policy, site_of) for call in subject.calls
-        ]
+        return [find(call.graph.graph_module.graph, inventory, self._policy, site_of) for call in subject.calls]
 
     def _try(self, choice: Choice, subject: Subject, inventory: Inventory) -> Reply | None:
         """An experiment with one region, or None if there is nothing to try."""

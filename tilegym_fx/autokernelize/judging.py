@@ -63,8 +63,7 @@ def kernel_faults(inventory: Inventory, name: str, *, on_gpu: bool) -> list[str]
         faults = faults or [f"{solution.name}: {f}" for f in compile_faults(inventory, solution.name)]
         if on_gpu and not faults:
             faults = [
-                f"{solution.name} on the GPU: {f}"
-                for f in disagreements(inventory, solution.name, device="cuda")
+                f"{solution.name} on the GPU: {f}" for f in disagreements(inventory, solution.name, device="cuda")
             ]
     return faults
 

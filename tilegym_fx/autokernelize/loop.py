@@ -138,9 +138,7 @@ def _baseline(options: Options, repository: Repository, run_book: Ledger, say: C
     """Experiment 0: the model as it is."""
     started = time.monotonic()
     run_book.head = repository.head
-    answer = ask(
-        _request(options, run_book, 0, baseline=True), options.limit, _folder(options, 0) / "log.txt"
-    )
+    answer = ask(_request(options, run_book, 0, baseline=True), options.limit, _folder(options, 0) / "log.txt")
     if answer.reply is None or answer.end != "answered":
         raise UsageError(f"the baseline of {options.model} cannot be taken: {answer.why}",
                          advice="Look at log.txt in the results folder")  # fmt: skip
@@ -151,9 +149,7 @@ def _baseline(options: Options, repository: Repository, run_book: Ledger, say: C
     say(_told(run_book.rows[-1]))
 
 
-def _experiment(
-    options: Options, repository: Repository, run_book: Ledger, say: Callable[[str], None]
-) -> bool:
+def _experiment(options: Options, repository: Repository, run_book: Ledger, say: Callable[[str], None]) -> bool:
     """The next experiment; False if there is nothing left."""
     number = len(run_book.rows)
     run_book.running = number
@@ -272,7 +268,5 @@ def _folder(options: Options, number: int) -> Path:
 
 
 def _told(row: Row) -> str:
-    coverage = (
-        "" if row.coverage is None else f" coverage {row.coverage:.2%}, throughput {row.throughput:,.1f};"
-    )
+    coverage = "" if row.coverage is None else f" coverage {row.coverage:.2%}, throughput {row.throughput:,.1f};"
     return f"{row.number}: {row.status};{coverage} {row.description}"

@@ -65,11 +65,7 @@ def page(ledger: Ledger, root: Path, results: Path) -> str:
         _timeline(ledger.rows),
         _table(ledger.rows),
         "<h2>Kernels</h2>",
-        *(
-            _kernel(row, _home(row, ledger, root, results), row.status == "keep")
-            for row in ledger.rows
-            if row.files
-        ),
+        *(_kernel(row, _home(row, ledger, root, results), row.status == "keep") for row in ledger.rows if row.files),
         "<h2>What is left</h2>",
         _left(ledger),
     ]
@@ -131,9 +127,7 @@ def _timeline(rows: list[Row]) -> str:
 
 
 def _table(rows: list[Row]) -> str:
-    head = "".join(
-        f"<th>{t}</th>" for t in ("", "commit", "coverage", "throughput", "status", "description", "s")
-    )
+    head = "".join(f"<th>{t}</th>" for t in ("", "commit", "coverage", "throughput", "status", "description", "s"))
     return f"<table><tr>{head}</tr>{''.join(map(_row, rows))}</table>"
 
 
@@ -179,9 +173,7 @@ def _reference(home: Path, row: Row) -> str:
 
 
 def _left(ledger: Ledger) -> str:
-    slow = "".join(
-        f"<tr><td>{_e(where)}</td><td>{1e6 * s:,.1f} us</td></tr>" for where, s in ledger.uncovered
-    )
+    slow = "".join(f"<tr><td>{_e(where)}</td><td>{1e6 * s:,.1f} us</td></tr>" for where, s in ledger.uncovered)
     passed = "".join(f"<li>{_e(why)}</li>" for why in ledger.passed_over.values())
     return f"<table>{slow}</table><h2>Passed over</h2><ul>{passed or '<li>nothing</li>'}</ul>"
 

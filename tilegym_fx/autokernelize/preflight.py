@@ -22,9 +22,7 @@ def environment(*, dry_run: bool, device: str) -> dict[str, str]:
     if dry_run:
         return {"figures": f"estimated for {device}, no GPU was used", **found}
     if not torch.cuda.is_available():
-        raise UsageError(
-            "there is no CUDA device to measure on", advice="Run it on a GPU machine, or with --dry-run"
-        )
+        raise UsageError("there is no CUDA device to measure on", advice="Run it on a GPU machine, or with --dry-run")
     properties = torch.cuda.get_device_properties(0)
     uuid = getattr(properties, "uuid", "unknown")
     return {"figures": f"measured on {properties.name}", "GPU UUID": str(uuid), **found}

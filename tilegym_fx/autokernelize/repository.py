@@ -66,9 +66,7 @@ class Repository:
     def start(self) -> None:
         """Make a first commit where there is none, so that there is something to go back to."""
         if not self.head:
-            self._git(
-                *self._identity(), "commit", "-q", "--no-verify", "--allow-empty", "-m", f"{MESSAGE}start"
-            )
+            self._git(*self._identity(), "commit", "-q", "--no-verify", "--allow-empty", "-m", f"{MESSAGE}start")
 
     def back_to(self, commit: str) -> None:
         """Everything below the root's folders as it was in a commit, and the branch at it."""

@@ -120,9 +120,7 @@ def _from_file(model: str) -> tuple[nn.Module, tuple[Any, ...]]:
     spec.loader.exec_module(module)
     make = getattr(module, function, None)
     if not callable(make):
-        raise UnknownModelError(
-            f"{path} has no function {function!r}", advice="It returns a module and its inputs"
-        )
+        raise UnknownModelError(f"{path} has no function {function!r}", advice="It returns a module and its inputs")
     made, inputs = make()
     return made.eval(), tuple(inputs)
 

@@ -122,9 +122,7 @@ def synthesise(draft: Definition, record: Mapping[str, Any], root: Path) -> File
     return Files(draft.name, tuple(scaffold.write(draft.name, parts, root)), "synthesised")
 
 
-def ask_hook(
-    hook: str, draft: Definition, record: Mapping[str, Any], why: str, folder: Path, root: Path
-) -> Files:
+def ask_hook(hook: str, draft: Definition, record: Mapping[str, Any], why: str, folder: Path, root: Path) -> Files:
     """A kernel that a command writes: a person, or a model.
 
     Args:
@@ -148,9 +146,7 @@ def ask_hook(
         guards = written.guards
         (folder / "attempt.py").write_text(written.kernel, encoding="utf-8")
     except SynthesisError as error:
-        (folder / "attempt.py").write_text(
-            f'"""Nothing could be synthesised: {error.what}."""\n', encoding="utf-8"
-        )
+        (folder / "attempt.py").write_text(f'"""Nothing could be synthesised: {error.what}."""\n', encoding="utf-8")
     done = subprocess.run([*shlex.split(hook), str(folder)], cwd=folder)
     kernel, own_guards = folder / "kernel.py", folder / "guards.py"
     if done.returncode or not kernel.is_file():

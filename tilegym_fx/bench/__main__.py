@@ -29,9 +29,7 @@ EXIT_OK, EXIT_ERROR = 0, 1
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     variants = "; ".join(f"{v.name}: {v.about}" for v in VARIANTS.values() if not v.is_peer)
-    p = argparse.ArgumentParser(
-        "python -m tilegym_fx.bench", description=__doc__, epilog=f"Variants: {variants}."
-    )
+    p = argparse.ArgumentParser("python -m tilegym_fx.bench", description=__doc__, epilog=f"Variants: {variants}.")
     p.add_argument("model", metavar="MODEL", nargs="?", help="anything that scan takes; weights are random, "
                    "or those of a local folder that has some")  # fmt: skip
     p.add_argument("--phases", nargs="+", metavar="PHASE", default=list(DEFAULT_CASES),
@@ -43,34 +41,20 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--layers", type=int, metavar="N", help="the first N layers only, for a quick look")
     p.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    p.add_argument(
-        "--repeats", type=int, default=40, help="timed steps of a decode (prompts: a quarter of it)"
-    )
-    p.add_argument(
-        "--no-judge", action="store_true", help="no float32 run beside: compare with the original alone"
-    )
-    p.add_argument(
-        "--limit", type=float, default=300, metavar="S", help="seconds that a variant may take for a phase"
-    )
-    p.add_argument(
-        "--at-once", type=int, default=1, metavar="N", help="variants that build and compile side by side"
-    )
+    p.add_argument("--repeats", type=int, default=40, help="timed steps of a decode (prompts: a quarter of it)")
+    p.add_argument("--no-judge", action="store_true", help="no float32 run beside: compare with the original alone")
+    p.add_argument("--limit", type=float, default=300, metavar="S", help="seconds that a variant may take for a phase")
+    p.add_argument("--at-once", type=int, default=1, metavar="N", help="variants that build and compile side by side")
     p.add_argument("--here", action="store_true", help="all in this process: no time limit, no peers")
     p.add_argument("--out", type=Path, metavar="FILE", help="append every result as it comes, as JSON lines")
-    p.add_argument(
-        "--from", dest="read", type=Path, nargs="+", metavar="FILE", help="read such files, time nothing"
-    )
+    p.add_argument("--from", dest="read", type=Path, nargs="+", metavar="FILE", help="read such files, time nothing")
     p.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    p.add_argument(
-        "--trace", metavar="FILE", help="keep the profiler's traces; variant and phase go into the name"
-    )
+    p.add_argument("--trace", metavar="FILE", help="keep the profiler's traces; variant and phase go into the name")
     p.add_argument("--svg", type=Path, metavar="FILE", help="draw the time by kernel, before and after")
     p.add_argument("--record", type=Path, nargs="?", const=Path("benchmarks"), metavar="DIR",
                    help="append a dated record (default folder: benchmarks)")  # fmt: skip
     p.add_argument("--dry-run", action="store_true", help="a tiny model of the same type on the CPU")
-    p.add_argument(
-        "--trust-remote-code", action="store_true", help="allow code that comes with the configuration"
-    )
+    p.add_argument("--trust-remote-code", action="store_true", help="allow code that comes with the configuration")
     return p
 
 
@@ -104,9 +88,7 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Result]]:
         raise UsageError("no MODEL to time", advice="Give one, or --from with the results of earlier runs")
     jobs_wanted = [get_variant(name).name for name in (*args.variants.split(","), *_peers(args)) if name]
     if not args.dry_run and not _has_gpu():
-        raise UsageError(
-            "there is no CUDA device to time on", advice="Run it on a GPU machine, or with --dry-run"
-        )
+        raise UsageError("there is no CUDA device to time on", advice="Run it on a GPU machine, or with --dry-run")
     with tempfile.TemporaryDirectory(prefix="tilegym_fx_bench_") as folder:
         jobs = make_jobs(args, jobs_wanted, folder)
         find_source(jobs[0])  # a name that means nothing is told before anything starts
@@ -138,9 +120,7 @@ def make_jobs(args: argparse.Namespace, variants: Sequence[str], folder: str) ->
         layers=args.layers, tiny=args.dry_run, repeats=args.repeats, judge=not args.no_judge,
         timed="eager" in variants, trust_remote_code=args.trust_remote_code, trace=args.trace,
     )  # fmt: skip
-    others = [
-        replace(common, variant=name, timed=True) for name in dict.fromkeys(variants) if name != "eager"
-    ]
+    others = [replace(common, variant=name, timed=True) for name in dict.fromkeys(variants) if name != "eager"]
     return [common, *others]
 
 
@@ -179,9 +159,7 @@ def _messages(file: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{file} is no file of results: {error}", advice="Give files that --out wrote"
-        ) from None
+        raise UsageError(f"{file} is no file of results: {error}", advice="Give files that --out wrote") from None
 
 
 def _assembled(messages: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], list[Result]]:

@@ -113,9 +113,7 @@ VARIANTS: dict[str, Variant] = {
         Variant("compile", "compile", "none", "torch.compile"),
         Variant("compile+fx", "compile", "backend", 'torch.compile(backend="tilegym_fx")'),
         Variant("graphs", "graphs", "none", 'torch.compile(mode="reduce-overhead")'),
-        Variant(
-            "graphs+fx", "graphs", "backend", 'torch.compile(backend="tilegym_fx", mode="reduce-overhead")'
-        ),
+        Variant("graphs+fx", "graphs", "backend", 'torch.compile(backend="tilegym_fx", mode="reduce-overhead")'),
         Variant(
             "graphs+kernelize",
             "graphs",

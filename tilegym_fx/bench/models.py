@@ -60,9 +60,7 @@ def make_model(job: Job) -> Any:
             advice="Try fewer layers with --layers, or check the sizes in its config.json",
         ) from error
     if cache_name(model) is None:
-        raise UsageError(
-            f"{type(model).__name__} takes no cache", advice="Time a language model that generates"
-        )
+        raise UsageError(f"{type(model).__name__} takes no cache", advice="Time a language model that generates")
     return model.eval()
 
 

@@ -43,9 +43,7 @@ def patch_process(variant: Variant, model_type: str) -> None:
     patches = vars(importlib.import_module(module))[table]
     patch = patches.get(model_type) or patches.get(model_type.removesuffix("_text"))
     if patch is None:
-        raise UsageError(
-            f"{package} has no patch for the model type {model_type!r}", advice="Leave this peer out"
-        )
+        raise UsageError(f"{package} has no patch for the model type {model_type!r}", advice="Leave this peer out")
     patch(**options)
 
 

@@ -54,7 +54,5 @@ def append_record(folder: Path, header: dict[str, Any], results: Sequence[Result
     title = "" if file.exists() else f"# Measured on {day}, {device}\n"
     text = "\n".join(report_lines(header, results))
     with file.open("a", encoding="utf-8") as record:
-        record.write(
-            f"{title}\n## {header.get('model', '?')}, {header.get('date', '')}\n\n```text\n{text}\n```\n"
-        )
+        record.write(f"{title}\n## {header.get('model', '?')}, {header.get('date', '')}\n\n```text\n{text}\n```\n")
     return file

@@ -64,10 +64,7 @@ def plain_table(columns: Sequence[str], rows: Sequence[tuple[str, ...]], text: S
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
-        set_ = [
-            c.ljust(w) if i in text else c.rjust(w)
-            for i, (c, w) in enumerate(zip(cells, widths, strict=True))
-        ]
+        set_ = [c.ljust(w) if i in text else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
         return "  ".join(set_).rstrip()
 
     return [line(columns), line(["-" * width for width in widths]), *map(line, rows)]
@@ -153,9 +150,7 @@ def _kernel_lines(results: Sequence[Result]) -> list[str]:
     return [f"{shown.case} with {shown.variant}", *plain_table(columns, kernel_rows(shown), (3, 4)), ""]
 
 
-def print_report(
-    header: dict[str, Any], results: Sequence[Result], show: Callable[[str], None] = print
-) -> None:
+def print_report(header: dict[str, Any], results: Sequence[Result], show: Callable[[str], None] = print) -> None:
     """The report with a drawn table where rich is installed, else as plain text."""
     try:
         from rich import box

@@ -64,9 +64,7 @@ def argument_sets(
     return [first, *(make() for _ in range(min(max(count, 2), MAX_SETS) - 1))]
 
 
-def median_time(
-    calls: Sequence[Callable[[], object]], *, rounds: int = _ROUNDS, graph: bool = True
-) -> Timing:
+def median_time(calls: Sequence[Callable[[], object]], *, rounds: int = _ROUNDS, graph: bool = True) -> Timing:
     """GPU time of one call, from replays of a CUDA graph that holds all `calls` in turn.
 
     Args:
@@ -137,9 +135,7 @@ def _issued(sequence: Sequence[Callable[[], object]]) -> Callable[[], None]:
 
 
 def _event_times(replay: Callable[[], None], rounds: int) -> Iterator[float]:
-    events = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)
-    ]
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
     for start, end in events:
         start.record()
         replay()

@@ -111,9 +111,7 @@ class Worker:
         profiled = _PROFILED_CALLS[case.kind]
         call.rewind()
         trace = self._clock.trace(call, profiled, self._job.trace_file(case))
-        fallbacks = {
-            " ".join(k): n - before.get(k, 0) for k, n in ops.fallbacks().items() if n > before.get(k, 0)
-        }
+        fallbacks = {" ".join(k): n - before.get(k, 0) for k, n in ops.fallbacks().items() if n > before.get(k, 0)}
         return Result(
             str(case), self._variant.name, gpu, wall,
             kernel_times(trace, our_kernels(kernel_functions()), profiled),
@@ -182,9 +180,7 @@ class Worker:
             torch.save((outputs, self._wide_outputs(case)), file)
             return "the original"
         if not file.exists():
-            raise VerifyError(
-                f"the original gave no logits in {case}", advice="Nothing is timed without them"
-            )
+            raise VerifyError(f"the original gave no logits in {case}", advice="Nothing is timed without them")
         original, wide = torch.load(file)
         checks = verify.compare(original, outputs, wide, getattr(torch, self._job.dtype))
         failed = [check for check in checks if not check.passed]

@@ -26,6 +26,11 @@ class Trial:
     config: PreTrainedConfig
     weights: tuple[float, ...]
 
+    @property
+    def vocabulary(self) -> int:
+        """Width of the logits."""
+        return int(self.config.get_text_config(decoder=True).vocab_size)
+
 
 def tiny_trial(model_type: str) -> Trial:
     """Some ten thousand parameters, one layer of each kind: for a model that is run.
@@ -46,9 +51,7 @@ def realistic_trial(model_type: str) -> Trial:
     return _trial(model_type, layers_only, (LAYERS,))
 
 
-def _trial(
-    model_type: str, shrink: Callable[[Mapping[str, Any]], Overrides], corrections: Sequence[Recipes]
-) -> Trial:
+def _trial(model_type: str, shrink: Callable[[Mapping[str, Any]], Overrides], corrections: Sequence[Recipes]) -> Trial:
     default = configuration(model_type, BASE.get(model_type, {}))
     if default.model_type != model_type:  # the text part of a model with several
         return _trial(default.model_type, shrink, corrections)

@@ -25,8 +25,8 @@ from ..report import Report
 from ..survey import PHASES, op_name
 from . import sites
 from .configs import Trial, realistic_trial, tiny_trial
-from .record import Row
 from .recipes import FLOAT32
+from .record import Row
 from .steps import difference, randomize, run_steps
 
 #: Tokens of the realistic prompt; of models whose graph has every token in it, fewer.
@@ -111,7 +111,7 @@ def _coverage(outcome: Outcome, trial: Trial) -> float:
 
 def _places(graph: Graph, outcome: Outcome, trial: Trial, device: Device) -> dict[str, tuple[int, int]]:
     taken = {node for planned in outcome.chosen for node in planned.match.nodes}
-    counts = sites.matched(sites.places(graph, trial.config.vocab_size), taken)
+    counts = sites.matched(sites.places(graph, trial.vocabulary), taken)
     blocks = sites.recurrent_blocks(graph, taken, lambda node: node_seconds(node, device))
     return counts | ({"SSM": blocks} if blocks else {})
 
@@ -164,7 +164,7 @@ def _written(made: Report, trial: Trial) -> dict[str, tuple[int, int]]:
         return {}
     graph: Graph = made.written[0].match.outputs[0].graph
     taken = {node for w in made.written if w.match.outputs[0].graph is graph for node in w.match.nodes}
-    return sites.matched(sites.places(graph, trial.config.vocab_size), taken)
+    return sites.matched(sites.places(graph, trial.vocabulary), taken)
 
 
 class _Counting(TorchDispatchMode):

@@ -19,7 +19,8 @@ _INDEXER = {
     "indexer_compress_ratio": 16,
 }  # fmt: skip
 _ASSISTANT = {
-    "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_hidden_layers": 4, "layer_types": [_SLIDING] * 3 + [_FULL],
+    "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_hidden_layers": 4,
+    "layer_types": [_SLIDING] * 3 + [_FULL],
     "num_kv_shared_layers": 4,
 }  # fmt: skip
 _DOTS_ATTENTION = {

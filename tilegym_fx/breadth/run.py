@@ -19,7 +19,7 @@ from .table import as_csv, as_json, cells
 ROWS = "coverage.jsonl"
 
 
-def run(
+def run_all(
     folder: Path, only: Sequence[str] = (), *, jobs: int = 2, limit: float = 240.0, roots: Sequence[Path] = ()
 ) -> list[Row]:
     """Try every model type that the folder has no row of yet, and write the files.
@@ -47,7 +47,11 @@ def run(
         _append(folder, row)
         print(f"[{done}/{len(wanted)}] {_progress(row)}", file=sys.stderr, flush=True)
     listed = [rows[name] for name in sorted(rows)]
-    for suffix, text in (("json", as_json(listed, versions())), ("csv", as_csv(listed)), ("md", as_page(listed, versions()))):
+    for suffix, text in (
+        ("json", as_json(listed, versions())),
+        ("csv", as_csv(listed)),
+        ("md", as_page(listed, versions())),
+    ):
         (folder / f"coverage.{suffix}").write_text(text, encoding="utf-8")
     return listed
 
@@ -99,11 +103,16 @@ def dropped(rows: Sequence[Row], floor: Path) -> list[str]:
 
 
 def _lost(old: Row, new: Row) -> list[str]:
-    counts = {"exported": (old.is_exported, new.is_exported), "right": (old.is_right, new.is_right)}
+    counts: dict[str, tuple[int, int]] = {
+        "exported": (old.is_exported, new.is_exported),
+        "right": (old.is_right, new.is_right),
+    }
     counts |= _pairs("matched", old.places, new.places) | _pairs("written", old.written, new.written)
     counts["places that run kernels"] = (old.applied, new.applied)
     return [f"{old.model_type}: {name} {a} -> {b}" for name, (a, b) in counts.items() if b < a]
 
 
-def _pairs(what: str, old: Mapping[str, tuple[int, int]], new: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+def _pairs(
+    what: str, old: Mapping[str, tuple[int, int]], new: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
     return {f"{what} {name}": (pair[0], new.get(name, (0, 0))[0]) for name, pair in old.items()}

@@ -209,7 +209,9 @@ def _tiny(fields: Fields) -> Overrides:
             small = _tiny_value(key, value[0], fields)
             overrides.update({k: [v] * len(overrides.get(key, value)) for k, v in small.items()})
         elif isinstance(value, Mapping) and _is_by_layer(key, value):
-            overrides[key] = {layer: dict(_tiny_part(part, fields)) for layer, part in overrides.get(key, value).items()}
+            overrides[key] = {
+                layer: dict(_tiny_part(part, fields)) for layer, part in overrides.get(key, value).items()
+            }
     if fields.get("qk_rope_head_dim") and fields.get("qk_rope_head_dim") == fields.get("head_dim"):
         overrides["head_dim"] = overrides["qk_rope_head_dim"]
     return overrides | _tiny_sections(fields, overrides)

@@ -85,9 +85,7 @@ def matched(found: Iterable[Place], taken: Collection[Node]) -> dict[str, tuple[
     return {name: (counts[name][0], counts[name][1]) for name in CATEGORIES if name in counts}
 
 
-def recurrent_blocks(
-    graph: Graph, taken: Collection[Node], seconds: Callable[[Node], float]
-) -> tuple[int, int] | None:
+def recurrent_blocks(graph: Graph, taken: Collection[Node], seconds: Callable[[Node], float]) -> tuple[int, int] | None:
     """State-space and linear-attention blocks of which a kernel does nearly all but the linears, and all of them."""
     blocks: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for node in graph.nodes:
@@ -291,10 +289,10 @@ def _experts(view: _View) -> Iterator[Node]:
             while _name(origin) in {"transpose", "permute", "view", "reshape", "_to_copy", "to"}:
                 origin = origin.all_input_nodes[0]
             value = _value(origin)
-            if origin.op == "placeholder" and str(origin.target).startswith("p_") and value is not None:
-                if value.dim() == 3:
-                    yield node
-                    break
+            is_parameter = origin.op == "placeholder" and str(origin.target).startswith("p_")
+            if is_parameter and value is not None and value.dim() == 3:
+                yield node
+                break
 
 
 def summed(counts: Iterable[Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:

@@ -48,9 +48,7 @@ def compile_in_child(
         _end(child)
     if child.returncode:
         last = log.strip().splitlines()[-1:] or ["no message"]
-        raise CompileError(
-            f"compiling kernel {name} for {arch} ended with status {child.returncode}: {last[0]}"
-        )
+        raise CompileError(f"compiling kernel {name} for {arch} ended with status {child.returncode}: {last[0]}")
     reply = json.loads(answer)
     if "problem" in reply:
         raise CompileError(reply["problem"], advice=reply["advice"])

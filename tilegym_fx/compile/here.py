@@ -14,9 +14,7 @@ from tilegym_fx.compile.signature import signature
 from tilegym_fx.launch import CompileError, readable
 
 
-def compile_here(
-    kernel: ct.kernel, parameters: Iterable[dict[str, Any]], arch: str, timeout: float | None
-) -> bytes:
+def compile_here(kernel: ct.kernel, parameters: Iterable[dict[str, Any]], arch: str, timeout: float | None) -> bytes:
     """See :func:`tilegym_fx.compile.compile_kernel`; the arguments are described already."""
     name = kernel._pyfunc.__name__
     result = io.BytesIO()
@@ -26,9 +24,7 @@ def compile_here(
             compilation.export_kernel(kernel, [symbol], result, gpu_code=arch, output_format="cubin")
     except FileNotFoundError as problem:
         advice = 'Install it with `pip install "cuda-tile[tileiras]"`'
-        raise CompileError(
-            f"kernel {name}: cuTile's compiler tileiras is not installed", advice=advice
-        ) from problem
+        raise CompileError(f"kernel {name}: cuTile's compiler tileiras is not installed", advice=advice) from problem
     except ct.TileCompilerTimeoutError as problem:
         raise timed_out(name, arch, timeout) from problem
     except ct.TileError as problem:

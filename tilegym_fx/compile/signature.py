@@ -70,13 +70,10 @@ def _describe_tensor(tensor: torch.Tensor, notes: Iterable[Any], groups: dict[in
         "index_dtype": array.index_dtype.name if array is not None else "int32",
         "shape_constant": [n if d in static_shape else None for d, (n, _) in enumerate(lengths)],
         "stride_constant": [
-            s if d in static_strides or (s == 1 and not static_strides) else None
-            for d, (_, s) in enumerate(lengths)
+            s if d in static_strides or (s == 1 and not static_strides) else None for d, (_, s) in enumerate(lengths)
         ],
         "stride_divisible_by": [
-            1
-            if s == 1
-            else math.gcd(s * tensor.itemsize, _ALIGNMENT) // math.gcd(tensor.itemsize, _ALIGNMENT)
+            1 if s == 1 else math.gcd(s * tensor.itemsize, _ALIGNMENT) // math.gcd(tensor.itemsize, _ALIGNMENT)
             for _, s in lengths
         ],
         "base_addr_divisible_by": math.gcd(offset, _ALIGNMENT),
@@ -92,9 +89,7 @@ def _storage(tensor: torch.Tensor) -> int:
 def _alias_groups(args: Sequence[Any]) -> dict[int, str]:
     """A group for each storage that several arguments share."""
     storages = [_storage(arg) for arg in args if isinstance(arg, torch.Tensor)]
-    return {
-        storage: f"storage{storages.index(storage)}" for storage in storages if storages.count(storage) > 1
-    }
+    return {storage: f"storage{storages.index(storage)}" for storage in storages if storages.count(storage) > 1}
 
 
 def signature(parameters: Iterable[dict[str, Any]]) -> compilation.KernelSignature:

@@ -109,8 +109,7 @@ class Collection:
             if any(edit.guarded for edit in method.edits):
                 groups.setdefault((method.owner.cls, name, _text_key(method)), []).append(method.owner.module)
         return [
-            Alike(modules[0], self.paths[id(modules[0])], tuple(modules[1:]), key[1])
-            for key, modules in groups.items()
+            Alike(modules[0], self.paths[id(modules[0])], tuple(modules[1:]), key[1]) for key, modules in groups.items()
         ]
 
     def add_alike(self, alike: Alike, made: Replacement, provenance: Provenance) -> bool:
@@ -145,9 +144,7 @@ class Collection:
                 covered = {p.made.view.call.index for p in mine if p.made.view.provenance is provenance}
                 missed = [c for c in calls if c.index not in covered and _ran(provenance, c, edit)]
                 if covered and missed:
-                    dropped += [
-                        (p, "the same method runs more than once and only some runs match") for p in mine
-                    ]
+                    dropped += [(p, "the same method runs more than once and only some runs match") for p in mine]
                     method.placed = [p for p in method.placed if p.edit is not edit]
             if not method.placed:
                 del self.methods[key]

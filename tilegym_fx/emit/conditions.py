@@ -79,9 +79,7 @@ class Conditions(Lifter):
         if lifted is None and self._is_made(expr, scope):
             return
         if lifted is None:
-            raise Refusal(
-                f"`{ast.unparse(expr)}` in {scope.at.where()} depends on what only that function knows"
-            )
+            raise Refusal(f"`{ast.unparse(expr)}` in {scope.at.where()} depends on what only that function knows")
         if self._is_constant(lifted):
             for node in ast.walk(expr):
                 value = scope.at.value(node) if isinstance(node, ast.Attribute) else OPAQUE
@@ -165,11 +163,7 @@ def _guard_text(lifted: ast.expr, truth: bool) -> str:
 def _is_size_text(expr: ast.expr) -> bool:
     if isinstance(expr, ast.Constant):
         return isinstance(expr.value, int)
-    return (
-        isinstance(expr, ast.Subscript)
-        and isinstance(expr.value, ast.Attribute)
-        and expr.value.attr == "shape"
-    )
+    return isinstance(expr, ast.Subscript) and isinstance(expr.value, ast.Attribute) and expr.value.attr == "shape"
 
 
 def unparse(expr: ast.expr) -> str:

@@ -103,9 +103,7 @@ def captured(function: ast.FunctionDef) -> frozenset[str]:
     return frozenset(found)
 
 
-def needed_after(
-    source: FunctionSource, statement: ast.stmt, name: str, removed: Iterable[ast.AST] = ()
-) -> bool:
+def needed_after(source: FunctionSource, statement: ast.stmt, name: str, removed: Iterable[ast.AST] = ()) -> bool:
     """Whether some path from the end of a statement reads a name before binding it again.
 
     Args:

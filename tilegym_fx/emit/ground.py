@@ -102,9 +102,7 @@ class Ground:
             raise Refusal(f"line {statement.lineno} of {self.at.where()} reads `{name}` inside the region")
         changed = writes_in_place(self.at.numbers_in(statement), self.at.provenance)
         if changed is not None:
-            raise Refusal(
-                f"line {statement.lineno} of {self.at.where()} changes a tensor in the middle of the region"
-            )
+            raise Refusal(f"line {statement.lineno} of {self.at.where()} changes a tensor in the middle of the region")
         if (binds(statement) & self.written) - always_binds(statement):
             raise Refusal(f"line {statement.lineno} of {self.at.where()} may bind what the region binds")
 

@@ -125,9 +125,7 @@ class Inspector(Conditions):
         lifted = self._lift(expr, scope)
         if lifted is None:
             if self._is_local(expr.id, scope) and not self._is_size(expr, scope):
-                raise Refusal(
-                    f"`{expr.id}` in {scope.at.where()} is {value!r} for a reason that cannot be followed"
-                )
+                raise Refusal(f"`{expr.id}` in {scope.at.where()} is {value!r} for a reason that cannot be followed")
             return
         if scope.at is not self.home and isinstance(lifted, _CHOICES) and self.home.source.parent(lifted):
             self._expression(lifted, Scope(self.home, {}), set())
@@ -200,17 +198,15 @@ class Inspector(Conditions):
         """A function held by a local may be another one the next time."""
         if not self._is_local(name.id, scope):
             return
-        lifted = self._lift(name, scope)
-        if lifted is None and self._looked_up_function(scope.definitions.get(name.id), target, scope):
+        if self._looked_up_function(scope.definitions.get(name.id), target, scope):
             return
+        lifted = self._lift(name, scope)
         if lifted is None or self._is_constant(lifted):
             if lifted is None:
                 raise Refusal(f"`{name.id}` in {scope.at.where()} holds a function that cannot be followed")
             return
         if "<" in target.__qualname__ or "." in target.__qualname__:
-            raise Refusal(
-                f"`{name.id}` in {scope.at.where()} holds {target.__qualname__}, which cannot be imported"
-            )
+            raise Refusal(f"`{name.id}` in {scope.at.where()} holds {target.__qualname__}, which cannot be imported")
         self.facts.imports[target.__name__] = target.__module__
         self._guard(f"{unparse(lifted)} is {target.__name__}")
 
@@ -233,9 +229,7 @@ class Inspector(Conditions):
         lifted = self._lift(func, scope)
         path = self._path(lifted) if lifted is not None else None
         if path is None:
-            raise Refusal(
-                f"the module called in {scope.at.where()} is no part of the rewritten function's own"
-            )
+            raise Refusal(f"the module called in {scope.at.where()} is no part of the rewritten function's own")
         if hooks_of(module):
             raise Refusal(f"`{unparse(lifted)}` has a hook, which would no longer run")  # type: ignore[arg-type]
         self.facts.modules[".".join(path)] = type(module)
@@ -304,9 +298,7 @@ class Inspector(Conditions):
             names = target_names(target)
             if names is None:
                 if not self._fills_own_dict(target, scope) and not self._changes_own(statement, scope):
-                    raise Refusal(
-                        f"an assignment to `{ast.unparse(target)}` in {scope.at.where()} would be dropped"
-                    )
+                    raise Refusal(f"an assignment to `{ast.unparse(target)}` in {scope.at.where()} would be dropped")
                 continue
             for name in names:
                 scope.arguments[name] = None

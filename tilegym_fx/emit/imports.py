@@ -39,9 +39,7 @@ class Imports:
         """The import block, sorted."""
         groups: dict[str, list[str]] = {}
         for name, (module, attribute) in self._lines.items():
-            owner, item = (
-                (module, attribute) if attribute else (module.rpartition(".")[0], module.rpartition(".")[2])
-            )
+            owner, item = (module, attribute) if attribute else (module.rpartition(".")[0], module.rpartition(".")[2])
             if not owner:
                 self._plain.add(f"{module} as {name}")
                 continue
@@ -50,9 +48,7 @@ class Imports:
         for owner in sorted(groups):
             flat = f"from {owner} import {', '.join(sorted(groups[owner]))}"
             if len(flat) > 119:
-                flat = (
-                    f"from {owner} import (\n" + "".join(f"    {i},\n" for i in sorted(groups[owner])) + ")"
-                )
+                flat = f"from {owner} import (\n" + "".join(f"    {i},\n" for i in sorted(groups[owner])) + ")"
             lines.append(flat)
         return "\n".join(lines)
 
@@ -61,9 +57,7 @@ def import_globals(method: Method, text: str, extra: Mapping[str, str], imports:
     """Imports every global that a method's text reads; renames those whose name is taken."""
     tree = ast.parse(textwrap.dedent(text)).body[0]
     assert isinstance(tree, ast.FunctionDef)
-    local = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)} | {
-        n for s in tree.body for n in binds(s)
-    }
+    local = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)} | {n for s in tree.body for n in binds(s)}
     renames: dict[str, str] = {}
     for name in sorted(reads(tree) - local - {"tilegym_fx"}):
         source = _origin(name, method.globals, extra)

@@ -39,18 +39,10 @@ class Inputs(Ground):
     def _find_operands(self, expr: ast.AST, statement: ast.stmt, root: ast.expr | None) -> list[Operand]:
         if isinstance(expr, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
             return []
-        if (
-            isinstance(expr, ast.expr)
-            and expr is not root
-            and not (self.at.numbers_in(expr) & self.region.numbers)
-        ):
+        if isinstance(expr, ast.expr) and expr is not root and not (self.at.numbers_in(expr) & self.region.numbers):
             value = self.at.value(expr)
             node = self.names.of_value(value)
-            if (
-                node is not None
-                and node in self.region.inputs.values()
-                and self.names.same_shape(value, node)
-            ):
+            if node is not None and node in self.region.inputs.values() and self.names.same_shape(value, node):
                 return [Operand(expr, statement, node)]
         found: list[Operand] = []
         for child in children(expr):
@@ -61,9 +53,7 @@ class Inputs(Ground):
         """Inputs that are None unless a caller gives them; a called function may do without, the kernel
         cannot."""
         spec = self.source.node.args
-        named = dict(
-            zip([a.arg for a in (*spec.posonlyargs, *spec.args)][::-1], spec.defaults[::-1], strict=False)
-        )
+        named = dict(zip([a.arg for a in (*spec.posonlyargs, *spec.args)][::-1], spec.defaults[::-1], strict=False))
         named |= {a.arg: d for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if d is not None}
         optional = {name for name, d in named.items() if isinstance(d, ast.Constant) and d.value is None}
         found = [o.expr.id for o in operands if isinstance(o.expr, ast.Name) and o.expr.id in optional]
@@ -117,9 +107,7 @@ class Inputs(Ground):
             return held
         movable = [o for o in candidates if self._same_at_anchor(o)]
         if not movable:
-            raise Refusal(
-                f"`{next(iter(texts))}` in {self.at.where()} has another value where the region ends"
-            )
+            raise Refusal(f"`{next(iter(texts))}` in {self.at.where()} has another value where the region ends")
         chosen = movable[0]
         others = {ast.unparse(o.expr): o for o in candidates}
         if len(others) > 1:
@@ -145,7 +133,7 @@ class Inputs(Ground):
         start = self.block.index(operand.statement)
         return [s for s in self.between if self.block.index(s) > start]
 
-    def _rebound(self, operand: Operand, names: set[str]) -> bool:
+    def _rebound(self, operand: Operand, names: set[str] | frozenset[str]) -> bool:
         """Whether a name was bound by a statement that goes, before this, or by one that stays, after
         this."""
         at = self.block.index(operand.statement)

@@ -66,9 +66,7 @@ class Outputs(Inputs):
         if single is not None:
             return [single], "", ""
         if not isinstance(value, tuple):
-            raise Refusal(
-                f"the value of `{short(anchor)}` in {self.at.where()} is not what the kernel computes"
-            )
+            raise Refusal(f"the value of `{short(anchor)}` in {self.at.where()} is not what the kernel computes")
         outputs = [self._output(item) for item in value]
         if None not in outputs:
             if tuple(outputs) != self.region.outputs:
@@ -99,9 +97,7 @@ class Outputs(Inputs):
         holder = self.last if isinstance(self.last, (ast.Assign, ast.AnnAssign)) else None
         names = self._target_of(holder, made.anchor) if holder is not None else None
         if names is None or len(anchored) != 1 or made.before or made.after:
-            raise Refusal(
-                f"line {self.last.lineno} of {self.at.where()} gives the results no names of their own"
-            )
+            raise Refusal(f"line {self.last.lineno} of {self.at.where()} gives the results no names of their own")
         holding: dict[fx.Node, list[str]] = {anchored[0]: names}
         for name, node in wanted.items():
             if name not in names:
@@ -132,9 +128,7 @@ class Outputs(Inputs):
             if any(name in always_binds(s) for s in later):
                 continue
             in_last = name in here
-            lives_on = name not in always_binds(self.last) and needed_after(
-                self.source, self.last, name, gone
-            )
+            lives_on = name not in always_binds(self.last) and needed_after(self.source, self.last, name, gone)
             if not in_last and not lives_on:
                 continue
             node = self._output(after.get(name))

@@ -94,9 +94,7 @@ def _find(cls: type, name: str, view: View) -> tuple[str, type]:
 def plain_function(held: Any, code: Any = None) -> FunctionType | None:
     """The function behind what a class holds, decorators undone; None if it is none or has another code."""
     while True:
-        innermost = (
-            not hasattr(held, "__wrapped__") if code is None else getattr(held, "__code__", None) is code
-        )
+        innermost = not hasattr(held, "__wrapped__") if code is None else getattr(held, "__code__", None) is code
         if isinstance(held, FunctionType) and innermost:
             return held
         wrapped: Callable[..., Any] | None = getattr(held, "__wrapped__", None)

@@ -43,9 +43,7 @@ def place(match: Match, names: Names, provenance: Provenance) -> Replacement:
         except Refusal as refusal:
             refusals.append(str(refusal))
     telling = [why for why in unowned if not why.endswith(_NO_METHOD) and " belongs to torch" not in why]
-    raise Refusal(
-        (refusals or telling or unowned or ["no function of model code contains the whole region"])[0]
-    )
+    raise Refusal((refusals or telling or unowned or ["no function of model code contains the whole region"])[0])
 
 
 _NO_METHOD = "is no method of a module"
@@ -104,8 +102,7 @@ class Placer(Outputs):
         exprs = [
             expr
             for number in sorted(self.region.numbers)
-            if (expr := self.at.expression_of(number)) is not None
-            and self.source.statement(expr) is self.last
+            if (expr := self.at.expression_of(number)) is not None and self.source.statement(expr) is self.last
         ]
         chains = [[expr, *self.source.ancestors(expr)] for expr in exprs]
         for above in chains[0]:
@@ -186,9 +183,7 @@ class Placer(Outputs):
         block = self.block
         first = block.index(made.removed[0]) if made.removed else block.index(self.last)
         if len(made.removed) != block.index(self.last) - first:
-            raise Refusal(
-                f"the region in {self.at.where()} depends on a condition and has other statements in between"
-            )
+            raise Refusal(f"the region in {self.at.where()} depends on a condition and has other statements in between")
         if not isinstance(self.last, (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr)):
             raise Refusal(f"the region in {self.at.where()} depends on a condition inside a larger statement")
 

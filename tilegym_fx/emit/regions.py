@@ -108,11 +108,7 @@ def region_of(match: Match, names: Names) -> Region:
     literals = {name: bound for name, bound in match.inputs.items() if not isinstance(bound, fx.Node)}
     turned: dict[str, str] = {}
     for name, node in inputs.items():
-        if (
-            not names.origins(node)
-            and node.target is aten.transpose.int
-            and isinstance(node.args[0], fx.Node)
-        ):
+        if not names.origins(node) and node.target is aten.transpose.int and isinstance(node.args[0], fx.Node):
             inputs[name], turned[name] = node.args[0], f".transpose({node.args[1]}, {node.args[2]})"
     stops = set(inputs.values())
     found: dict[fx.Node, None] = {}
@@ -139,9 +135,7 @@ def region_of(match: Match, names: Names) -> Region:
     return Region(match, frozenset(n.meta[NODE_KEY] for n in found), inputs, literals, match.outputs, turned)
 
 
-def _idle_casts(
-    edges: Iterable[fx.Node], found: Iterable[fx.Node], provenance: Provenance
-) -> Iterator[fx.Node]:
+def _idle_casts(edges: Iterable[fx.Node], found: Iterable[fx.Node], provenance: Provenance) -> Iterator[fx.Node]:
     """Casts of an input that do nothing here and stand in the region's own code: in another dtype they
     act."""
     calls = {origin.call.index for node in found if (origin := provenance.origin(node)) is not None}
@@ -157,16 +151,12 @@ def outside_users(numbers: Iterable[int], provenance: Provenance, but: Iterable[
     """The exported nodes among these that some other node, none of `but`, reads."""
     nodes = [provenance.resolve(NodeRef(number)) for number in sorted(numbers)]
     inside = {*numbers, *but}
-    return [
-        node for node in nodes if node is not None and any(_is_outside(user, inside) for user in node.users)
-    ]
+    return [node for node in nodes if node is not None and any(_is_outside(user, inside) for user in node.users)]
 
 
 def _is_outside(user: fx.Node, inside: set[int]) -> bool:
     """Whether a reader counts: the checks that export adds read a value and give none."""
-    return (
-        user.target is not aten._assert_tensor_metadata.default and user.meta.get(NODE_KEY, -1) not in inside
-    )
+    return user.target is not aten._assert_tensor_metadata.default and user.meta.get(NODE_KEY, -1) not in inside
 
 
 def writes_in_place(numbers: Iterable[int], provenance: Provenance) -> fx.Node | None:

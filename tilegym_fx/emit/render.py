@@ -97,11 +97,7 @@ def _clash(edit: Edit, new: Edit) -> bool:
 
 def _inside(anchor: ast.expr, edit: Edit) -> bool:
     return any(
-        anchor is part
-        for arm in edit.arms
-        for a in arm.arguments
-        if isinstance(a, ast.expr)
-        for part in ast.walk(a)
+        anchor is part for arm in edit.arms for a in arm.arguments if isinstance(a, ast.expr) for part in ast.walk(a)
     )
 
 
@@ -180,9 +176,7 @@ class Renderer:
         return start, end, ""
 
     def _line(self, number: int) -> str:
-        return self._text[
-            self.source.file.line_start(number) : self.source.file.line_start(number + 1)
-        ].decode()
+        return self._text[self.source.file.line_start(number) : self.source.file.line_start(number + 1)].decode()
 
     def _column(self, expr: ast.expr) -> int:
         """The column at which an expression's line begins: where a broken call's last bracket goes."""
@@ -203,8 +197,7 @@ class Renderer:
 
     def _call(self, edit: Edit, arm: Arm, column: int, prefix: int | None = None) -> str:
         arguments = [
-            argument if isinstance(argument, str) else self._argument(argument, edit)
-            for argument in arm.arguments
+            argument if isinstance(argument, str) else self._argument(argument, edit) for argument in arm.arguments
         ]
         name = f"tilegym_fx.ops.{arm.call}"
         flat = f"{arm.before}{name}({', '.join(arguments)}){arm.after}"
@@ -287,9 +280,7 @@ def _condition(guards: Sequence[str], column: int) -> str:
     if column + len(flat) + 6 <= WIDTH:
         return flat
     pad = " " * (column + 4)
-    return (
-        "(\n" + "".join(f"{pad}{'and ' if i else ''}{g}\n" for i, g in enumerate(guards)) + " " * column + ")"
-    )
+    return "(\n" + "".join(f"{pad}{'and ' if i else ''}{g}\n" for i, g in enumerate(guards)) + " " * column + ")"
 
 
 def _reindent(text: str, column: int) -> str:

@@ -29,9 +29,7 @@ class Scope:
         extra: The expression that a `**kwargs` parameter stands for, with the keys taken out of it by name.
     """
 
-    def __init__(
-        self, at: View, arguments: dict[str, ast.expr | None], extra: ast.expr | None = None
-    ) -> None:
+    def __init__(self, at: View, arguments: dict[str, ast.expr | None], extra: ast.expr | None = None) -> None:
         self.at = at
         self.arguments = arguments
         self.extra = extra
@@ -67,9 +65,7 @@ class Lifter:
             return self._lift_name(expr, scope, but)
         if isinstance(expr, ast.Constant):
             return expr
-        if isinstance(
-            expr, (ast.NamedExpr, ast.Lambda, ast.Await, ast.Yield, ast.YieldFrom, ast.Starred, ast.Dict)
-        ):
+        if isinstance(expr, (ast.NamedExpr, ast.Lambda, ast.Await, ast.Yield, ast.YieldFrom, ast.Starred, ast.Dict)):
             return None
         if any(made.last > made.first for made in scope.at.made_at(expr)):
             return None
@@ -140,9 +136,7 @@ class Lifter:
             lifted = self._lift(keyword.value, scope)
             if keyword.arg is None:
                 if extra is not None or not isinstance(lifted, ast.Name):
-                    raise Refusal(
-                        f"`**{ast.unparse(keyword.value)}` in {scope.at.where()} cannot be followed"
-                    )
+                    raise Refusal(f"`**{ast.unparse(keyword.value)}` in {scope.at.where()} cannot be followed")
                 extra = lifted
             else:
                 arguments[keyword.arg if keyword.arg in known else f"**{keyword.arg}"] = lifted
@@ -198,13 +192,11 @@ class Lifter:
             return not any(isinstance(n, ast.Attribute) and n.attr == "training" for n in ast.walk(lifted))
         if isinstance(lifted, ast.Name):
             return lifted.id == self._root or lifted.id not in self.home.source.code.co_varnames
-        return all(
-            self._is_constant(part) for part in children(lifted) if isinstance(part, ast.expr)
-        )
+        return all(self._is_constant(part) for part in children(lifted) if isinstance(part, ast.expr))
 
     def _is_local(self, name: str, scope: Scope) -> bool:
         code = scope.at.source.code
-        return name in code.co_varnames or name in code.co_cellvars
+        return name in code.co_varnames or name in code.co_cellvars or name in code.co_freevars
 
     def _is_size(self, expr: ast.expr, scope: Scope) -> bool:
         """Whether a number comes from the shape of a tensor: the axes of a Definition take care of those."""

@@ -329,9 +329,7 @@ def _is_harmless(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
         return name in _HARMLESS or _PREDICATE.match(name) is not None
-    return not isinstance(
-        node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda, ast.comprehension)
-    )
+    return not isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda, ast.comprehension))
 
 
 def _has_opaque(value: Any) -> bool:

@@ -213,9 +213,7 @@ def _patches(variants: Sequence[Variant]) -> str:
         lines.append("    tilegym_fx.apply.Patch(")
         lines.append(f"        {variant.name},")
         lines += _table("paths", [f"{_quoted(path)}" for path in variant.paths], "(", ")")
-        lines += _table(
-            "sources", [f"{_quoted(m.owner.name)}: {_quoted(m.source.digest)}" for m, _ in variant.methods]
-        )
+        lines += _table("sources", [f"{_quoted(m.owner.name)}: {_quoted(m.source.digest)}" for m, _ in variant.methods])
         lines += _table("constants", [f"{_quoted(k)}: {_literal(v)}" for k, v in variant.constants.items()])
         lines += _table("modules", [f"{_quoted(k)}: {_quoted(v)}" for k, v in variant.modules.items()])
         lines += _table("dtypes", [f"{_quoted(k)}: {_quoted(v)}" for k, v in variant.dtypes.items()])

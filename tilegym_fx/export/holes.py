@@ -112,7 +112,7 @@ def with_holes(module: nn.Module, call: Call, attempt: Callable[[Holes], T]) -> 
                 raise first from first.__cause__
             holes.reasons[type(block)] = error.what
             holes.results |= _observed(module, call, type(block))
-    raise first
+    raise first  # type: ignore[misc]  # set before the loop can end
 
 
 def _failing_block(module: nn.Module, error: BaseException | None, holes: Holes) -> nn.Module | None:

@@ -64,7 +64,7 @@ def _from_config(config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code
 
     kind = next((k for k in (AutoModelForCausalLM, AutoModelForSeq2SeqLM) if is_known_to(k)), AutoModel)
     if type(config) in kind._model_mapping:
-        wanted = kind._model_mapping[type(config)]
+        wanted: Any = kind._model_mapping[type(config)]
         parts = [vars(config).get(name) for name in getattr(config, "sub_configs", {})]
         part = next((p for p in parts if p is not None and type(p) is wanted.config_class), None)
         if part is not None:  # the class wants a part of a composite configuration
@@ -91,9 +91,7 @@ def export_phase(model: nn.Module, phase: Phase, batch: int = 1, seq: int = 2048
     return dataclasses.replace(graph, seconds=prepared + graph.seconds, stages=stages)
 
 
-def phase_inputs(
-    model: nn.Module, phase: Phase, batch: int, seq: int, *, padded: bool = False
-) -> dict[str, Any]:
+def phase_inputs(model: nn.Module, phase: Phase, batch: int, seq: int, *, padded: bool = False) -> dict[str, Any]:
     """The keyword arguments with which ``generate()`` calls a model in a phase, for :func:`export_module`.
 
     Args:
@@ -107,9 +105,7 @@ def phase_inputs(
         ExportError: The sizes make no sense for this model, or it keeps no cache.
     """
     if batch < 1 or seq < 1:
-        raise ExportError(
-            f"batch {batch} and seq {seq} leave nothing to export", advice="Give sizes of 1 and more"
-        )
+        raise ExportError(f"batch {batch} and seq {seq} leave nothing to export", advice="Give sizes of 1 and more")
     _check_length(model, phase, seq)
     device = next(model.parameters()).device
     accepted = inspect.signature(model.forward).parameters

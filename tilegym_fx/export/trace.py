@@ -88,9 +88,7 @@ def export_module(
         return with_holes(
             module,
             (args, inputs),
-            lambda found: export_module(
-                module, args, inputs, phase=phase, dynamic_shapes=dynamic_shapes, holes=found
-            ),
+            lambda found: export_module(module, args, inputs, phase=phase, dynamic_shapes=dynamic_shapes, holes=found),
         )
     started = time.perf_counter()
     with ExitStack() as stack:
@@ -119,9 +117,7 @@ def export_module(
     )
 
 
-def _trace(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> ExportedProgram:
+def _trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
     said = io.StringIO()
     try:
         # Of a capture that fails, torch prints the whole graph so far: the error alone says enough.
@@ -144,7 +140,7 @@ def _copies_as_clones() -> Iterator[None]:
 
     kinds = [kind for kind in (FakeTensor, FunctionalTensor) if "__deepcopy__" not in vars(kind)]
     for kind in kinds:
-        setattr(kind, "__deepcopy__", cloned)
+        setattr(kind, "__deepcopy__", cloned)  # noqa: B010 - no class may be assigned to under a type checker
     try:
         yield
     finally:
@@ -165,9 +161,7 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{where}"
 
 
-def _enter_transformers(
-    stack: ExitStack, module: nn.Module, inputs: Mapping[str, Any], *, static: bool
-) -> None:
+def _enter_transformers(stack: ExitStack, module: nn.Module, inputs: Mapping[str, Any], *, static: bool) -> None:
     """What only models of transformers need; modules of other people never import it."""
     if not any(type(part).__module__.startswith(_TRANSFORMERS) for part in module.modules()):
         return

@@ -57,9 +57,7 @@ def compare_and_swap(
     places, active = places_of(array, indices, None, check_bounds, "atomic_cas")
     if array.dtype not in _WIDE:
         raise TileTypeError(f"atomic_cas on an array of {array.dtype.name}")
-    old = (
-        expanded(stored(expected, array, "the expected value"), active.shape, "expected").reshape(-1).clone()
-    )
+    old = expanded(stored(expected, array, "the expected value"), active.shape, "expected").reshape(-1).clone()
     new = expanded(stored(desired, array, "the desired value"), active.shape, "desired").reshape(-1)
     for i, place in _active(places, active):
         before = array.tensor[place].clone()

@@ -17,9 +17,7 @@ def constant_int(value: Any, what: str) -> int:
     """
     if type(value) is int:
         return value
-    raise TileTypeError(
-        f"{what} must be a compile-time constant integer (ct.Constant[int]), but is {value!r}"
-    )
+    raise TileTypeError(f"{what} must be a compile-time constant integer (ct.Constant[int]), but is {value!r}")
 
 
 def constant_shape(shape: Any, what: str = "shape") -> tuple[int, ...]:

@@ -16,22 +16,16 @@ class InterpreterError(KernelError):
 class UnsupportedOpError(InterpreterError):
     """The kernel uses a cuTile operation that the interpreter does not know."""
 
-    advice: ClassVar[str] = (
-        "Write it with the operations listed in docs/interpreter.md, or add it to the interpreter"
-    )
+    advice: ClassVar[str] = "Write it with the operations listed in docs/interpreter.md, or add it to the interpreter"
 
 
 class TileTypeError(InterpreterError):
     """Dtypes, shapes or constants that cuTile's compiler refuses."""
 
-    advice: ClassVar[str] = (
-        "cuTile's compiler refuses this too: cast, broadcast or make it a constant explicitly"
-    )
+    advice: ClassVar[str] = "cuTile's compiler refuses this too: cast, broadcast or make it a constant explicitly"
 
 
 class OutOfBoundsError(InterpreterError):
     """An access outside an array whose result cuTile leaves undefined."""
 
-    advice: ClassVar[str] = (
-        "On a GPU this reads or writes foreign memory: correct the index, or pad, mask or guard it"
-    )
+    advice: ClassVar[str] = "On a GPU this reads or writes foreign memory: correct the index, or pad, mask or guard it"

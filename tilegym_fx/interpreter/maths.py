@@ -37,9 +37,7 @@ def _check_modes(name: str, dtype: ct.DType, rounding_mode: Any, flush_to_zero: 
         raise TileTypeError(f"{name} with rounding mode {rounding_mode}, which the interpreter does not know")
     approximate = rounding_mode in (ct.RoundingMode.FULL, ct.RoundingMode.APPROX)
     if (approximate or flush_to_zero) and dtype != ct.float32:
-        raise TileTypeError(
-            f"{name} of {dtype.name} with rounding_mode={rounding_mode}, flush_to_zero={flush_to_zero}"
-        )
+        raise TileTypeError(f"{name} of {dtype.name} with rounding_mode={rounding_mode}, flush_to_zero={flush_to_zero}")
 
 
 def unary(
@@ -262,9 +260,7 @@ def mma(x: Any, y: Any, /, acc: Any, *, use_fast_acc: bool = False) -> Tile:
         raise TileTypeError(f"mma of {x!r} and {y!r}; both must have at least two dimensions")
     product = _product(x, y)
     if tuple(product.shape) != acc.shape:
-        raise TileTypeError(
-            f"mma of {x!r} and {y!r} makes {tuple(product.shape)}, but the accumulator is {acc!r}"
-        )
+        raise TileTypeError(f"mma of {x!r} and {y!r} makes {tuple(product.shape)}, but the accumulator is {acc!r}")
     return Tile(dtypes.cast(product + acc.data.to(product.dtype), acc.dtype), acc.dtype)
 
 
@@ -290,9 +286,7 @@ def _check_mma(x: Tile, y: Tile, acc: ct.DType | None) -> None:
 
 
 def _product(x: Tile, y: Tile) -> torch.Tensor:
-    wide = {ct.float64: torch.float64, ct.int8: torch.int32, ct.uint8: torch.int32}.get(
-        x.dtype, torch.float32
-    )
+    wide = {ct.float64: torch.float64, ct.int8: torch.int32, ct.uint8: torch.int32}.get(x.dtype, torch.float32)
     try:
         return torch.matmul(x.data.to(wide), y.data.to(wide))
     except RuntimeError as problem:

@@ -58,12 +58,8 @@ class Array:
         self.index_dtype = index_dtype
         fixed_shape = {d % tensor.ndim for d in static_shape}
         fixed_strides = {d % tensor.ndim for d in static_strides}
-        self.shape = tuple(
-            n if d in fixed_shape else Scalar(n, index_dtype) for d, n in enumerate(tensor.shape)
-        )
-        self.strides = tuple(
-            n if d in fixed_strides else Scalar(n, index_dtype) for d, n in enumerate(tensor.stride())
-        )
+        self.shape = tuple(n if d in fixed_shape else Scalar(n, index_dtype) for d, n in enumerate(tensor.shape))
+        self.strides = tuple(n if d in fixed_strides else Scalar(n, index_dtype) for d, n in enumerate(tensor.stride()))
 
     def __repr__(self) -> str:
         return f"Array({self.dtype.name}{list(self.tensor.shape)})"
@@ -246,9 +242,7 @@ def store(
     view, slices, lengths, inside = _window(array, index, shape, order, "store of")
     if not inside:
         if not check_bounds:
-            raise OutOfBoundsError(
-                f"store of a tile of shape {shape} at {index!r} crosses the edge of {array!r}"
-            )
+            raise OutOfBoundsError(f"store of a tile of shape {shape} at {index!r} crosses the edge of {array!r}")
         data = data[tuple(slice(0, n) for n in lengths)]
     view[tuple(slices)] = data
 
@@ -305,9 +299,7 @@ def expanded(data: torch.Tensor, shape: torch.Size, what: str) -> torch.Tensor:
     try:
         return data.expand(shape)
     except RuntimeError as problem:
-        raise TileTypeError(
-            f"{what} of shape {tuple(data.shape)} does not broadcast to {tuple(shape)}"
-        ) from problem
+        raise TileTypeError(f"{what} of shape {tuple(data.shape)} does not broadcast to {tuple(shape)}") from problem
 
 
 def gather(
@@ -326,9 +318,7 @@ def gather(
     """
     _check_hints(latency)
     places, active = places_of(array, indices, mask, check_bounds, "gather")
-    padding = expanded(
-        stored(padding_value, array, "the padding value"), active.shape, "gather: the padding value"
-    )
+    padding = expanded(stored(padding_value, array, "the padding value"), active.shape, "gather: the padding value")
     if not active.any():
         return Tile(padding.clone(), array.dtype)
     return Tile(torch.where(active, array.tensor[places], padding), array.dtype)

@@ -54,9 +54,7 @@ def static_assert(condition: Any, message: str | None = None) -> None:
 def assert_(condition: Any, message: str | None = None) -> None:
     """``ct.assert_``."""
     if not bool(as_tile(condition).data.all()):
-        raise InterpreterError(
-            f"assert_ failed: {message or 'no message'}", advice="The kernel's own check says no"
-        )
+        raise InterpreterError(f"assert_ failed: {message or 'no message'}", advice="The kernel's own check says no")
 
 
 def assume_divisible_by(x: Any, divisor: int) -> Any:

@@ -51,9 +51,7 @@ def interpret(kernel: ct.kernel, grid: Sequence[int], args: Sequence[Any]) -> No
 def _python_function(kernel: ct.kernel) -> Any:
     function = getattr(kernel, "_pyfunc", None)
     if not inspect.isfunction(function):
-        raise InterpreterError(
-            f"{kernel!r} is no cuTile kernel", advice="Decorate the function with @ct.kernel"
-        )
+        raise InterpreterError(f"{kernel!r} is no cuTile kernel", advice="Decorate the function with @ct.kernel")
     return function
 
 
@@ -96,9 +94,7 @@ def _kernel_value(arg: Any, annotations: Sequence[Any], name: str) -> Any:
     if isinstance(arg, (tuple, list)):
         return type(arg)(_kernel_value(item, annotations, name) for item in arg)
     if not isinstance(arg, (bool, int, float)):
-        raise TileTypeError(
-            f"the argument {name!r} is a {type(arg).__name__}; kernels take tensors and numbers"
-        )
+        raise TileTypeError(f"the argument {name!r} is a {type(arg).__name__}; kernels take tensors and numbers")
     if constant or isinstance(arg, bool):
         return arg
     if isinstance(arg, int):
@@ -119,9 +115,7 @@ def _array(tensor: torch.Tensor, annotations: Sequence[Any]) -> Array:
     return Array(tensor)
 
 
-def _located(
-    problem: InterpreterError, function: Callable[..., None], block: tuple[int, int, int]
-) -> InterpreterError:
+def _located(problem: InterpreterError, function: Callable[..., None], block: tuple[int, int, int]) -> InterpreterError:
     """The same problem with the kernel, the block and the line in front."""
     home = inspect.getfile(function)
     lines = [f for f in traceback.extract_tb(problem.__traceback__) if f.filename == home]

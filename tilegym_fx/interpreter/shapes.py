@@ -71,9 +71,7 @@ def bitcast(x: Any, dtype: Any) -> Tile:
 def reshape(x: Any, shape: Any) -> Tile:
     """``ct.reshape``; one length may be -1."""
     tile = as_tile(x)
-    lengths = tuple(
-        constant_int(n, "shape") for n in (shape if isinstance(shape, (tuple, list)) else (shape,))
-    )
+    lengths = tuple(constant_int(n, "shape") for n in (shape if isinstance(shape, (tuple, list)) else (shape,)))
     known = math.prod(n for n in lengths if n != -1)
     if lengths.count(-1) == 1 and known and tile.data.numel() % known == 0:
         lengths = tuple(tile.data.numel() // known if n == -1 else n for n in lengths)
@@ -177,9 +175,7 @@ def subscript(tile: Tile, key: Any) -> Tile:
     """
     keys = key if isinstance(key, tuple) else (key,)
     if any(not (k is None or k is Ellipsis or (isinstance(k, slice) and k == slice(None))) for k in keys):
-        raise TileTypeError(
-            f"{tile!r} indexed with {key!r}; tiles take None, `...` and `:` only, else use ct.extract"
-        )
+        raise TileTypeError(f"{tile!r} indexed with {key!r}; tiles take None, `...` and `:` only, else use ct.extract")
     if keys.count(Ellipsis) > 1 or sum(isinstance(k, slice) for k in keys) > tile.ndim:
         raise TileTypeError(f"{tile!r} indexed with {key!r}: too many axes")
     return Tile(tile.data[keys], tile.dtype)

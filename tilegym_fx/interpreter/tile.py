@@ -333,9 +333,7 @@ def _checked_dtype(op: BinaryOp, x: Any, y: Any) -> ct.DType:
             raise TileTypeError("pow of integers, which cuTile does not implement")
         return dtype
     if kind == dtypes.FLOAT or (op.kind == "shift" and kind == dtypes.BOOL):
-        raise TileTypeError(
-            f"{op.name} of {x!r} and {y!r}; it takes integers" + " or bools" * (op.kind == "bitwise")
-        )
+        raise TileTypeError(f"{op.name} of {x!r} and {y!r}; it takes integers" + " or bools" * (op.kind == "bitwise"))
     strict = [v.dtype for v in (x, y) if isinstance(v, Tile | Scalar)]
     if op.kind == "bitwise" and len(strict) == 2 and strict[0] != strict[1]:
         raise TileTypeError(f"{op.name} of {strict[0].name} and {strict[1].name}, which must be equal")
@@ -354,7 +352,5 @@ def _binary_of_scalars(op: BinaryOp, x: Any, y: Any) -> Any:
         held = dtypes.TORCH[dtype]
         return Tile(op.tensors(torch.tensor(x_number, dtype=held), torch.tensor(y_number, dtype=held)), dtype)
     if y_number == 0 and op.name in ("floordiv", "cdiv", "mod"):
-        raise InterpreterError(
-            f"{op.name} of {x!r} by zero", advice="Guard the division: a GPU gives garbage here"
-        )
+        raise InterpreterError(f"{op.name} of {x!r} by zero", advice="Guard the division: a GPU gives garbage here")
     return Scalar(op.numbers(x_number, y_number), dtype)

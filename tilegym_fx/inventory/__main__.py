@@ -33,9 +33,7 @@ def _check(options: argparse.Namespace) -> int:
         print(fault)
     for note in result.notes:
         print(f"note: {note}")
-    found = (
-        f"{result.definitions} Definitions and {result.solutions} Solutions in {', '.join(map(str, roots))}"
-    )
+    found = f"{result.definitions} Definitions and {result.solutions} Solutions in {', '.join(map(str, roots))}"
     if result.faults:
         print(f"error: {len(result.faults)} fault(s) among {found}", file=sys.stderr)
         return 1
@@ -110,23 +108,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="check|list|export")
     check = commands.add_parser("check", help="list every fault; exit 1 if there is one")
-    check.add_argument(
-        "roots", nargs="*", type=Path, metavar="ROOT", help="roots to check (default: the shipped one)"
-    )
+    check.add_argument("roots", nargs="*", type=Path, metavar="ROOT", help="roots to check (default: the shipped one)")
     check.add_argument("--no-exec", dest="execute", action="store_false", help="only parse, run nothing")
     check.set_defaults(command=_check)
     listing = commands.add_parser("list", help="show Definitions and their Solutions")
     listing.add_argument("--json", action="store_true", help="print whole records")
     listing.add_argument("--op-type", metavar="T", help="only this op_type")
-    listing.add_argument(
-        "--tag", action="append", default=[], metavar="TAG", help="only with this tag (model:llama)"
-    )
+    listing.add_argument("--tag", action="append", default=[], metavar="TAG", help="only with this tag (model:llama)")
     _add_root(listing)
     listing.set_defaults(command=_list)
     export = commands.add_parser("export", help="write the inventory in another form")
-    export.add_argument(
-        "--flashinfer", type=Path, required=True, metavar="DIR", help="as a FlashInfer-Trace data set"
-    )
+    export.add_argument("--flashinfer", type=Path, required=True, metavar="DIR", help="as a FlashInfer-Trace data set")
     _add_root(export)
     export.set_defaults(command=_export)
     return parser

@@ -150,9 +150,7 @@ class _Child:
                     raise InternalError("the child process that runs references did not start")
                 for line in lines:
                     message = json.loads(line)
-                    yield Outcome(
-                        message["name"], [Fault(*fault) for fault in message["faults"]], message["notes"]
-                    )
+                    yield Outcome(message["name"], [Fault(*fault) for fault in message["faults"]], message["notes"])
             finally:
                 process.kill()
 

@@ -72,9 +72,7 @@ def _order_problems(definition: Definition, root: Root) -> list[Problem]:
     order = list(definition.in_run_order().inputs)
     if not root.layout.rules.inputs_in_order or list(definition.inputs) == order:
         return []
-    return [
-        Problem("inputs", "are not in the order of `run`'s parameters", f"write them as {', '.join(order)}")
-    ]
+    return [Problem("inputs", "are not in the order of `run`'s parameters", f"write them as {', '.join(order)}")]
 
 
 def _orphan_faults(entry: Entry[Solution], collection: Collection) -> list[Fault]:

@@ -35,11 +35,7 @@ def export_flashinfer(inventory: Inventory, folder: Path) -> list[Path]:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{str(folder)!r} is not an empty folder", advice="Name a new folder to export into")
-    faults = [
-        fault
-        for definition in inventory.definitions.values()
-        for fault in _dtype_faults(inventory, definition)
-    ]
+    faults = [fault for definition in inventory.definitions.values() for fault in _dtype_faults(inventory, definition)]
     if faults:
         raise InventoryError.of(faults)
     written = []
@@ -83,9 +79,7 @@ def _solution_data(inventory: Inventory, solution: Solution) -> dict[str, Any]:
         "author": solution.author,
         "description": solution.description or solution.name,
         "spec": spec,
-        "sources": [
-            {"path": path, "content": text} for path, text in inventory.source_texts(solution.name).items()
-        ],
+        "sources": [{"path": path, "content": text} for path, text in inventory.source_texts(solution.name).items()],
     }
 
 

@@ -113,9 +113,7 @@ def detect(path: Path) -> Root:
     """
     path = Path(os.path.abspath(path))
     if not path.is_dir():
-        raise InventoryError(
-            f"{str(path)!r} is not a folder", advice="Name the folder that holds the inventory"
-        )
+        raise InventoryError(f"{str(path)!r} is not a folder", advice="Name the folder that holds the inventory")
     if (path / "definitions").is_dir() or (path / "solutions").is_dir():
         return Root(path, REPOSITORY if _is_flat(path) else FLASHINFER_TRACE)
     if next(TILEGYM.definitions(path), None) is not None:
@@ -136,8 +134,6 @@ def shipped_root() -> Path:
 def _is_flat(path: Path) -> bool:
     """Ours unless every JSON lies in a sub-folder; kernels/ or patterns/ beside it settles the matter."""
     folders = (path / "definitions", path / "solutions")
-    if any((path / name).is_dir() for name in ("kernels", "patterns")) or any(
-        any(f.glob("*.json")) for f in folders
-    ):
+    if any((path / name).is_dir() for name in ("kernels", "patterns")) or any(any(f.glob("*.json")) for f in folders):
         return True
     return not any(any(folder.rglob("*.json")) for folder in folders)

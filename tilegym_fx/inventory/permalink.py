@@ -31,9 +31,7 @@ def permalink_problem(link: str) -> str | None:
     """Says why a link does not lead to the same lines for ever, or None if it does."""
     found = _GITHUB.fullmatch(link) or _HUB.fullmatch(link)
     if not found:
-        return (
-            f"{link!r} is no link to a file on github.com or huggingface.co (/blob/<revision>/<path>#L1-L9)"
-        )
+        return f"{link!r} is no link to a file on github.com or huggingface.co (/blob/<revision>/<path>#L1-L9)"
     revision = found["revision"]
     if not (_COMMIT.fullmatch(revision) or _RELEASE.fullmatch(revision)):
         return f"{link!r} is on {revision!r}, which is neither a full commit SHA nor a release tag"

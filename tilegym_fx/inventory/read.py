@@ -43,9 +43,7 @@ def read(path: Path, model: type[_Model], *, ignore_unknown: bool = False) -> _M
         text = path.read_bytes().decode("utf-8")
         data = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except OSError as error:
-        raise _error(
-            path, "", f"cannot be read ({error.strerror})", "check that it is a readable file"
-        ) from error
+        raise _error(path, "", f"cannot be read ({error.strerror})", "check that it is a readable file") from error
     except UnicodeDecodeError as error:
         raise _error(path, "", f"is not UTF-8 (byte {error.start})", "save it as UTF-8") from error
     except json.JSONDecodeError as error:
@@ -112,9 +110,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise InconsistentError(
-            [Problem(name, "is a key twice in one object", "remove one of them") for name in twice]
-        )
+        raise InconsistentError([Problem(name, "is a key twice in one object", "remove one of them") for name in twice])
     return result
 
 

@@ -46,9 +46,7 @@ def sizes_of(definition: Definition, *, equal: bool = False) -> dict[str, int]:
     free = [name for name in (*definition.axes, *scalars) if name not in fixed]
     conditions = [_Condition(text) for text in definition.constraints]
     others = {
-        name: scalar_value(spec)
-        for name, spec in definition.inputs.items()
-        if spec.is_scalar and name not in free
+        name: scalar_value(spec) for name, spec in definition.inputs.items() if spec.is_scalar and name not in free
     }
     for condition in conditions:
         if not condition.names <= {*fixed, *free, *others}:

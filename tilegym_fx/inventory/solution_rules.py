@@ -72,9 +72,7 @@ def entry_point_exists(entry: Entry[Solution], _: Definition | None) -> Iterator
     try:
         names = _global_names(ast.parse(text))
     except UNPARSABLE as error:
-        yield Problem(
-            "spec.entry_point", f"{solution.entry_file} is no valid Python ({error})", "correct the code"
-        )
+        yield Problem("spec.entry_point", f"{solution.entry_file} is no valid Python ({error})", "correct the code")
         return
     if solution.entry_function not in names:
         yield Problem(
@@ -123,7 +121,5 @@ def _global_names(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
         else:
-            names |= {
-                n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-            }
+            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return names

@@ -50,9 +50,7 @@ class Inventory:
 
     def solutions_for(self, name: str) -> tuple[Solution, ...]:
         """The Solutions of a Definition, by name; empty when nobody has written one."""
-        return tuple(
-            solution for _, solution in sorted(self.solutions.items()) if solution.definition == name
-        )
+        return tuple(solution for _, solution in sorted(self.solutions.items()) if solution.definition == name)
 
     def root_of(self, name: str) -> Root:
         """The root that a Definition was read from."""
@@ -112,9 +110,7 @@ class Inventory:
         folder, file = self._entry_file(entry)
         function = getattr(load_file(folder, file), solution.entry_function, None)
         if not callable(function):
-            raise InventoryError(
-                f"Solution {solution_name!r}: {shown(file)} has no {solution.entry_function!r}"
-            )
+            raise InventoryError(f"Solution {solution_name!r}: {shown(file)} has no {solution.entry_function!r}")
         result: Callable[..., Any] = function
         return result
 
@@ -209,9 +205,7 @@ def _text(entry: Entry[Solution], source: str) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InventoryError(
-            f"Solution {entry.record.name!r}: {shown(file)} cannot be read ({error})"
-        ) from error
+        raise InventoryError(f"Solution {entry.record.name!r}: {shown(file)} cannot be read ({error})") from error
 
 
 def _get(entries: Mapping[str, Entry[RecordT]], name: str, kind: str) -> Entry[RecordT]:

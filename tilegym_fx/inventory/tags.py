@@ -18,9 +18,7 @@ _TAG_VALUES: dict[str, frozenset[str] | None] = {
 FLAGS = frozenset({"fused"})
 
 
-def tag_problems(
-    tags: tuple[str, ...], namespaces: tuple[str, ...], flags: frozenset[str]
-) -> Iterator[Problem]:
+def tag_problems(tags: tuple[str, ...], namespaces: tuple[str, ...], flags: frozenset[str]) -> Iterator[Problem]:
     """What is wrong with some tags.
 
     Args:

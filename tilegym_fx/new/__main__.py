@@ -44,9 +44,7 @@ def _new(args: argparse.Namespace) -> int:
     root = (args.root or scaffold.default_root()).resolve()
     if args.status:
         if not any(path.exists() for path in scaffold.files_of(args.status, root).values()):
-            raise UsageError(
-                f"{root} has no file of {args.status!r}", advice="Create them: new NAME --op-type T"
-            )
+            raise UsageError(f"{root} has no file of {args.status!r}", advice="Create them: new NAME --op-type T")
         return _print_steps(args.status, root)
     if not args.name or not args.op_type:
         raise UsageError("a new kernel needs NAME and --op-type")

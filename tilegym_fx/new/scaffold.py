@@ -71,9 +71,7 @@ def default_root() -> Path:
     """
     root = shipped_root()
     if root.name == "_data":
-        raise UsageError(
-            "tilegym_fx is installed as a wheel", advice="Name a folder for the new files with --root"
-        )
+        raise UsageError("tilegym_fx is installed as a wheel", advice="Name a folder for the new files with --root")
     return root
 
 
@@ -111,9 +109,7 @@ def from_definition(name: str, op_type: str, like: str, inventory: Inventory) ->
     definition = inventory.definition(like)
     solutions = inventory.solutions_for(like)
     if not solutions:
-        raise UsageError(
-            f"{like!r} has no Solution to start from", advice="Leave --like out, or name another"
-        )
+        raise UsageError(f"{like!r} has no Solution to start from", advice="Leave --like out, or name another")
     first = solutions[0]
     text = inventory.source_texts(first.name)[first.entry_file]
     docstring = f"{name} in cuTile, started from {like}."
@@ -210,8 +206,7 @@ def _texts(name: str, parts: Parts, definition: Definition) -> dict[str, str]:
 def unwritten(name: str, definition: Definition) -> str:
     """A kernel file that says that its kernel is missing."""
     parameters = ", ".join(
-        f"{key}: {'torch.Tensor' if spec.shape is not None else 'float'}"
-        for key, spec in definition.inputs.items()
+        f"{key}: {'torch.Tensor' if spec.shape is not None else 'float'}" for key, spec in definition.inputs.items()
     )
     returns = "torch.Tensor" if len(definition.outputs) == 1 else "tuple[torch.Tensor, ...]"
     signature = f"def {name}({parameters}) -> {returns}:"

@@ -116,11 +116,7 @@ def _implementation(subject: _Subject) -> str | list[str]:
     solutions = inventory.solutions_for(subject.name)
     if not solutions:
         return ["no Solution says which function of the kernel file to call"]
-    faults = [
-        f"{subject.shown('kernel')}: {fault}"
-        for s in solutions
-        for fault in compile_faults(inventory, s.name)
-    ]
+    faults = [f"{subject.shown('kernel')}: {fault}" for s in solutions for fault in compile_faults(inventory, s.name)]
     return faults or "compiles for sm_80, sm_90, sm_100 and sm_120"
 
 

@@ -182,9 +182,7 @@ def definition(name: str, op_type: str) -> dict[str, Any]:
     }
 
 
-def solution(
-    name: str, definition_name: str, description: str, dtypes: tuple[str, ...] = DTYPES
-) -> dict[str, Any]:
+def solution(name: str, definition_name: str, description: str, dtypes: tuple[str, ...] = DTYPES) -> dict[str, Any]:
     """A Solution whose kernel is ``kernels/<name>.py``."""
     return {
         "name": name,

@@ -47,11 +47,7 @@ def drop_identities(graph: Graph) -> int:
     changed = 0
     for node in calls(graph, set(neutral)):
         source, other = node.args[:2]
-        if (
-            not isinstance(source, Node)
-            or not is_tensor(val(source))
-            or not writes.may_stand_for(source, node)
-        ):
+        if not isinstance(source, Node) or not is_tensor(val(source)) or not writes.may_stand_for(source, node):
             continue
         is_neutral = isinstance(other, int | float) and other == neutral[node.target]
         if is_neutral and val(source).dtype == val(node).dtype:
@@ -115,9 +111,7 @@ def one_addmm(graph: Graph) -> int:
             continue
         if (bias is not None and val(bias).dim() != 1) or val(x).dim() < 2:
             continue
-        rows = insert(
-            node, aten.transpose.int, (weight, -1, -2), fake_call(aten.transpose.int, (weight, -1, -2))
-        )
+        rows = insert(node, aten.transpose.int, (weight, -1, -2), fake_call(aten.transpose.int, (weight, -1, -2)))
         args = (x, rows) if bias is None else (x, rows, bias)
         replace(node, aten.linear.default, args)
         changed += 1

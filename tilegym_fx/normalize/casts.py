@@ -27,11 +27,7 @@ def one_cast(graph: Graph) -> int:
     changed = 0
     for node in calls(graph, _CASTS):
         source = node.args[0]
-        if (
-            not isinstance(source, Node)
-            or not is_tensor(val(source))
-            or not same_device(val(source), val(node))
-        ):
+        if not isinstance(source, Node) or not is_tensor(val(source)) or not same_device(val(source), val(node)):
             continue
         if val(source).layout != val(node).layout or writes.touched(node):
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Graph, Node
@@ -64,11 +64,7 @@ def _positional(node: Node, schema: torch._C.FunctionSchema) -> tuple[Any, ...] 
             values.append(argument.default_value)
         else:
             return None
-    while (
-        values
-        and arguments[len(values) - 1].has_default_value()
-        and _same(values[-1], arguments[len(values) - 1])
-    ):
+    while values and arguments[len(values) - 1].has_default_value() and _same(values[-1], arguments[len(values) - 1]):
         values.pop()
     return tuple(values)
 
@@ -105,7 +101,7 @@ def _first_with_size(graph: Graph) -> dict[Any, Node | tuple[Node, int]]:
             first[size_key(value)] = node
         elif isinstance(value, torch.Tensor):
             for dim, size in enumerate(value.shape):
-                if not isinstance(size, int):
+                if not isinstance(cast(Any, size), int):
                     first.setdefault(size_key(size), (node, dim - value.dim()))
     return first
 

@@ -83,9 +83,7 @@ def replace(node: Node, target: Any, args: tuple[Any, ...]) -> Node:
 def fake_call(target: Any, args: tuple[Any, ...]) -> Any:
     """What ``target`` gives on the fake values of ``args``."""
     values = torch.fx.map_arg(args, val)
-    mode = next(
-        (v.fake_mode for v in torch.utils._pytree.tree_leaves(values) if hasattr(v, "fake_mode")), None
-    )
+    mode = next((v.fake_mode for v in torch.utils._pytree.tree_leaves(values) if hasattr(v, "fake_mode")), None)
     if mode is None:
         return target(*values)
     with mode:
@@ -100,9 +98,7 @@ def size_args(node: Node, shape: Sequence[Any], source: Node) -> list[Any] | Non
         if isinstance(size, int):
             out.append(size)
             continue
-        dim = next(
-            (d for d, s in enumerate(source_shape) if not isinstance(s, int) and same_size(s, size)), None
-        )
+        dim = next((d for d, s in enumerate(source_shape) if not isinstance(s, int) and same_size(s, size)), None)
         if dim is not None:
             out.append(insert(node, aten.sym_size.int, (source, dim), size))
         elif -1 not in out:

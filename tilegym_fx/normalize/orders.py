@@ -22,12 +22,7 @@ def one_inverse(graph: Graph) -> int:
         if len(node.args) > 3 or node.kwargs or not isinstance(indices, list | tuple) or len(indices) != 1:
             continue
         order = indices[0]
-        if (
-            isinstance(order, Node)
-            and _is_order(order)
-            and _is_new(target, node, order)
-            and _counts_up(values, order)
-        ):
+        if isinstance(order, Node) and _is_order(order) and _is_new(target, node, order) and _counts_up(values, order):
             replace(node, aten.argsort.default, (order,))
             changed += 1
     return changed

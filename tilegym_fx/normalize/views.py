@@ -243,9 +243,7 @@ def _reshape(node: Node, source: Node) -> int:
 
 
 def _has_wildcard(node: Node, shape: Any) -> bool:
-    return -1 in [s for s in args_of(node)[1] if isinstance(s, int)] and all(
-        isinstance(s, int) for s in shape
-    )
+    return -1 in [s for s in args_of(node)[1] if isinstance(s, int)] and all(isinstance(s, int) for s in shape)
 
 
 def plain_expands(graph: Graph) -> int:

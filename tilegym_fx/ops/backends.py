@@ -79,9 +79,7 @@ def get_available_backends() -> tuple[str, ...]:
     return tuple(backend for backend in (*BUILT_IN, *others) if is_backend_available(backend))
 
 
-def register_impl(
-    name: str, backend: str, *, replace: bool = False
-) -> Callable[[Implementation], Implementation]:
+def register_impl(name: str, backend: str, *, replace: bool = False) -> Callable[[Implementation], Implementation]:
     """Register a function as an op's implementation for a backend; a decorator.
 
     Args:
@@ -97,9 +95,7 @@ def register_impl(
 
     def decorate(function: Implementation) -> Implementation:
         if not replace and (name, backend) in _registered:
-            raise UsageError(
-                f"op {name!r} has an implementation for backend {backend!r}", advice="Pass replace=True"
-            )
+            raise UsageError(f"op {name!r} has an implementation for backend {backend!r}", advice="Pass replace=True")
         _registered[name, backend] = function
         return function
 

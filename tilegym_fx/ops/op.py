@@ -84,9 +84,7 @@ class Op:
         capability = _capability(device.index)
         kernel = self._kernel_for(capability)
         if kernel is None:
-            raise NoImplementationError.of(
-                self.name, "cutile", f"no Solution for sm_{capability[0]}{capability[1]}"
-            )
+            raise NoImplementationError.of(self.name, "cutile", f"no Solution for sm_{capability[0]}{capability[1]}")
         return kernel(*args)
 
     def _interpreted(self, device: torch.device, args: tuple[Any, ...]) -> Any:
@@ -127,9 +125,7 @@ class Op:
         wanted = [i for i, (a, need) in enumerate(zip(inputs, ctx.needs_input_grad, strict=True)) if need]
         with torch.enable_grad():
             leaves = [
-                a.detach().requires_grad_(i in wanted)
-                if isinstance(a, torch.Tensor) and a.is_floating_point()
-                else a
+                a.detach().requires_grad_(i in wanted) if isinstance(a, torch.Tensor) and a.is_floating_point() else a
                 for i, a in enumerate(inputs)
             ]
             outputs = self.reference(*leaves)

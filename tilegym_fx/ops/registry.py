@@ -57,9 +57,7 @@ def overload(name: str) -> torch._ops.OpOverload:
 
         register(load())
     if name not in _ops:
-        raise KernelError(
-            f"there is no op {name!r}", advice="`python -m tilegym_fx.inventory list` shows the names"
-        )
+        raise KernelError(f"there is no op {name!r}", advice="`python -m tilegym_fx.inventory list` shows the names")
     found: torch._ops.OpOverload = getattr(torch.ops.tilegym_fx, name).default
     return found
 

@@ -140,8 +140,7 @@ class Lines:
         if self._dtype(argument) in (torch.float32, torch.bool):
             return name
         floats = node.meta["val"].dtype.is_floating_point or any(
-            isinstance(a, float) or (isinstance(a, Node) and self._dtype(a).is_floating_point)
-            for a in node.args
+            isinstance(a, float) or (isinstance(a, Node) and self._dtype(a).is_floating_point) for a in node.args
         )
         if node.target in COMPARISONS and (not floats or self._beside_a_number(node)):
             return name  # a number is rounded to the dtype that it is compared in

@@ -19,8 +19,7 @@ def guards_of(definition: Definition, *, rank_free: bool) -> str:
 
 def _parameters(definition: Definition) -> str:
     return ", ".join(
-        f"{name}: {'torch.Tensor' if spec.shape is not None else 'float'}"
-        for name, spec in definition.inputs.items()
+        f"{name}: {'torch.Tensor' if spec.shape is not None else 'float'}" for name, spec in definition.inputs.items()
     )
 
 
@@ -65,8 +64,7 @@ def _dtypes(definition: Definition) -> str:
     pairs = [(n, f"{halves[0]}.dtype") for n in halves[1:]]
     pairs += [(n, f"torch.{s.dtype}") for n, s in tensors.items() if n not in halves]
     lines = "".join(
-        f"    if {name}.dtype != {wanted}:\n"
-        f'        return f"{name} is {{{name}.dtype}}, and {{{wanted}}} is needed"\n'
+        f'    if {name}.dtype != {wanted}:\n        return f"{name} is {{{name}.dtype}}, and {{{wanted}}} is needed"\n'
         for name, wanted in pairs
     )
     return f"""\

@@ -72,9 +72,7 @@ class Function:
         takes = [*self.lines.loads.values(), *self.lines.reductions.values(), *self.lines.scalars]
         takes += ["dtype"] if self.lines.takes_dtype else []
         body = [f'    """{self.note}"""', *(f"    {line}" for line in self.lines.lines)]
-        return "\n".join(
-            [f"def {self.name}({', '.join(takes)}):", *body, f"    return {', '.join(self.results)}"]
-        )
+        return "\n".join([f"def {self.name}({', '.join(takes)}):", *body, f"    return {', '.join(self.results)}"])
 
 
 @dataclass
@@ -320,9 +318,7 @@ class KernelWriter:
             yield f"            {piece.name}_row += ({self._get(piece, 'k', f'({even})')},)"
         tile_of = {p.name: f"{p.name}_row[k]" for p in rows} | {p.name: f"{p.name}_one" for p in ones}
         for reduction, function in before.items():
-            yield from self._reduce(
-                reduction, self._call(function, tile_of), "ct.static_iter(range(CHUNKS))", even
-            )
+            yield from self._reduce(reduction, self._call(function, tile_of), "ct.static_iter(range(CHUNKS))", even)
         if after is not None:
             yield "        for k in ct.static_iter(range(CHUNKS)):"
             yield from self._puts(stores, self._call(after, tile_of), f"({even})", " " * 12, "k")

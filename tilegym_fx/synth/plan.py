@@ -88,9 +88,7 @@ def plan_of(definition: Definition) -> Plan:
     reductions = tuple(n for n in graph.nodes if n.target in REDUCTIONS)
     unit = _unit(graph, space, values, reductions)
     scalars = {value: name for name, value in _numbers(definition).items()}
-    return Plan(
-        graph, arrays, scalars, dict(zip(outputs, values, strict=True)), space, unit, follows, reductions
-    )
+    return Plan(graph, arrays, scalars, dict(zip(outputs, values, strict=True)), space, unit, follows, reductions)
 
 
 def _result(graph: Graph) -> Iterator[Node]:
@@ -178,9 +176,7 @@ def _follows(definition: Definition, graph: Graph) -> set[Node]:
     ]:
         return set()
     pairs = [
-        (a, b)
-        for a, b in zip(graph.nodes, other.nodes, strict=True)
-        if isinstance(a.meta.get("val"), torch.Tensor)
+        (a, b) for a, b in zip(graph.nodes, other.nodes, strict=True) if isinstance(a.meta.get("val"), torch.Tensor)
     ]
     return {a for a, b in pairs if a.meta["val"].dtype != b.meta["val"].dtype}
 

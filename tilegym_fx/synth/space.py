@@ -198,10 +198,7 @@ class _Builder:
         return axis
 
     def finish(self, inputs: Sequence[Node], outputs: Sequence[Node]) -> Space:
-        axes = {
-            node: tuple(None if d is None else self._root(d) for d in dims)
-            for node, dims in self._dims.items()
-        }
+        axes = {node: tuple(None if d is None else self._root(d) for d in dims) for node, dims in self._dims.items()}
         order = tuple(a for a in axes[outputs[0]] if a is not None)
         for node in outputs:
             if tuple(a for a in axes[node] if a is not None) != order:

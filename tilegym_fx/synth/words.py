@@ -50,9 +50,7 @@ def _gelu(a: str, approximate: str = "none") -> str:
 
 def _clamp(a: str, low: Any = None, high: Any = None) -> str:
     text = a if low is None else f"ct.maximum({a}, {number(low) if not isinstance(low, str) else low})"
-    return (
-        text if high is None else f"ct.minimum({text}, {number(high) if not isinstance(high, str) else high})"
-    )
+    return text if high is None else f"ct.minimum({text}, {number(high) if not isinstance(high, str) else high})"
 
 
 def _softplus(a: str, beta: Any = 1, threshold: Any = 20) -> str:
@@ -169,13 +167,9 @@ REDUCTIONS: dict[Any, str] = {
     aten.amin.default: "min",
 }
 #: Operations that are written as several.
-COMPOSITES = frozenset(
-    {aten.softmax.int, aten._softmax.default, aten.log_softmax.int, aten.layer_norm.default}
-)
+COMPOSITES = frozenset({aten.softmax.int, aten._softmax.default, aten.log_softmax.int, aten.layer_norm.default})
 #: Operations that only say where values are.
-PLACES = frozenset(
-    {aten.reshape.default, aten.expand.default, aten.slice.Tensor, aten.cat.default, aten.transpose.int}
-)
+PLACES = frozenset({aten.reshape.default, aten.expand.default, aten.slice.Tensor, aten.cat.default, aten.transpose.int})
 
 #: Helper -> its text in a kernel file. A helper may use those above it.
 HELPERS = {
