@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -134,12 +134,20 @@ def trace(function: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[Grap
         return function(**{**inputs, **dict(zip(flowing, values, strict=True))})
 
     with torch.no_grad(), torch._C._DisableAutocast(), _quiet_fake_tensors():
-        graph = make_fx(flat, pre_dispatch=True)(*flowing.values()).graph
+        graph = make_fx(flat, pre_dispatch=True)(*_apart(flowing.values())).graph
     placeholders = dict(zip(flowing, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
     normalize(graph)
     result = next(iter(reversed(graph.nodes))).args[0]
     outputs = tuple(result) if isinstance(result, list | tuple) else (result,)
     return graph, {k: n for k, n in placeholders.items() if isinstance(inputs[k], torch.Tensor)}, outputs
+
+
+def _apart(values: Iterable[Any]) -> Iterator[Any]:
+    """The values, with one tensor in two places as two: a trace knows its inputs by identity."""
+    seen: set[int] = set()
+    for value in values:
+        yield value.detach() if id(value) in seen and isinstance(value, torch.Tensor) else value
+        seen.add(id(value))
 
 
 @contextmanager

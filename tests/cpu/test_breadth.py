@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -202,15 +201,11 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def fake_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fake_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that run a few lines instead of models."""
-    folder = tmp_path / "package" / "tilegym_fx" / "breadth"
-    folder.mkdir(parents=True)
-    for place in (folder, folder.parent):
-        (place / "__init__.py").touch()
-    (folder / "worker.py").write_text(WORKER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "package"))
-    return
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    monkeypatch.setattr(pool, "WORKER", (str(script),))
 
 
 @pytest.mark.usefixtures("fake_worker")

@@ -16,6 +16,7 @@ from tilegym_fx.inventory.code import load_file
 from tilegym_fx.kernel_check import difference, random_inputs
 from tilegym_fx.schema import Definition
 
+pytestmark = pytest.mark.xdist_group("candidates")  # what it sets up is made once
 INVENTORY = load()
 
 

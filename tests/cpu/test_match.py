@@ -385,6 +385,16 @@ class TestInputs:
     def test_one_tensor_for_two_inputs(self) -> None:
         check_pass(lambda x: F.silu(x) * x, [rand(5, 48)], {"silu_mul": 1})
 
+    def test_one_tensor_for_two_inputs_leaves_no_trace_in_later_graphs(self) -> None:
+        """Traces at matched inputs are kept: the same sizes with two tensors are another place."""
+
+        def code(x: Any, residual: Any, w: Any) -> Any:
+            return residual + blocks.rms_norm(x, w)
+
+        x, other, w = rand(3, 40), rand(3, 40, seed=1), rand(40)
+        check_pass(lambda x, w: code(x, x, w), [x, w], {"rms_norm_add": 1})
+        check_pass(code, [x, other, w], {"rms_norm_add": 1})
+
     def test_a_literal_is_no_tensor(self) -> None:
         check_pass(lambda x: F.silu(x) * 3.0, [rand(5, 48)], {}, left=2)
 

@@ -20,6 +20,7 @@ from tilegym_fx.new import scaffold
 from tilegym_fx.schema import Definition
 from tilegym_fx.synth import SynthesisError, write_kernel
 
+pytestmark = pytest.mark.xdist_group("synth")  # what it sets up is made once
 #: Regions drafted from models of transformers 5.24; tests/support/drafts has their code as it was drafted.
 DRAFTS = {path.stem: path for path in sorted((ROOT / "tests" / "support" / "drafts").glob("*.json"))}
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")

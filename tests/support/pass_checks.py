@@ -82,7 +82,7 @@ def functional(code: Code, inputs: Sequence[Any]) -> tuple[Callable[..., Any], l
 
 def find_in(graph_module: GraphModule, *, only: Sequence[str] | None = None, device: str = "h200") -> Outcome:
     """Normalise, match and plan with the shipped inventory; the graph is left in normal form."""
-    policy = Policy(get_device(device), only)
+    policy = Policy(get_device(device), list(INVENTORY.definitions) if only is None else only)
     return find(graph_module.graph, INVENTORY, policy, lambda node: Site())
 
 

@@ -14,6 +14,8 @@ from typing import IO
 
 from .record import Row
 
+#: What Python runs as a worker.
+WORKER = ("-m", "tilegym_fx.breadth.worker")
 #: What starting a worker may take: imports, and tracing every pattern.
 _START_SECONDS = 300.0
 #: Model types that one process tries before it is replaced: what models leave behind does not pile up.
@@ -50,7 +52,7 @@ class Worker:
         return Row.of_line(answer) if answer is not None else self._lost(model_type, "the process died")
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "tilegym_fx.breadth.worker", *self._roots]
+        command = [sys.executable, *WORKER, *self._roots]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

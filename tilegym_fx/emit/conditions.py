@@ -23,6 +23,10 @@ class Conditions(Lifter):
         self.facts = Facts()
         self.numbers = numbers
 
+    def note(self, guard: str) -> None:
+        """Notes a condition on the rewritten function's own names."""
+        self._guard(guard)
+
     def present(self, name: str) -> None:
         """Notes that a local must not be None."""
         self._guard(f"{name} is not None")

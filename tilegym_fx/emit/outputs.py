@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
+from ..provenance import NodeRef
 from ..results import Match
-from .flow import always_binds, binds, captured, needed_after, reads
+from .flow import always_binds, binds, captured, needed_after, reads, target_names
 from .ground import short
 from .inputs import Inputs, Piece
 from .outcome import Facts, Refusal
-from .owner import Owner
+from .owner import Owner, is_looked_at
+from .source import walk
 from .values import View
 
 
@@ -29,10 +32,12 @@ class Replacement:
         removed: Statements before `last` that go, in order.
         idle: Statements that only fed the ones that go, in order.
         arguments: The arguments of the new call.
+        suffix: Text right after the call.
         before, after: Text around the call inside the anchor's place.
         targets: With several outputs: the names that `last` binds now.
         aliases: Names bound to another name after `last`.
         facts: What the code that goes depends on.
+        partial: Whether a part of what the method returns is left out, under a condition.
     """
 
     match: Match
@@ -42,12 +47,14 @@ class Replacement:
     anchor: ast.expr
     removed: list[ast.stmt]
     arguments: list[Piece]
+    suffix: str = ""
     before: str = ""
     after: str = ""
     targets: list[str] | None = None
     aliases: list[tuple[str, str]] = field(default_factory=list)
     idle: list[ast.stmt] = field(default_factory=list)
     facts: Facts = field(default_factory=Facts)
+    partial: bool = False
 
     @property
     def statements(self) -> list[ast.stmt]:
@@ -62,6 +69,7 @@ class Outputs(Inputs):
         """The outputs that the anchor's value holds, and the text that goes around the call for the rest
         of it."""
         value = self.at.value(anchor)
+        self._unasked: str | None = None
         single = self._output(value)
         if single is not None:
             return [single], "", ""
@@ -75,6 +83,9 @@ class Outputs(Inputs):
         if len(self.region.outputs) != 1 or sum(o is not None for o in outputs) != 1:
             raise Refusal(f"`{short(anchor)}` in {self.at.where()} gives more than the kernel computes")
         rest = [item for item, output in zip(value, outputs, strict=True) if output is None]
+        self._unasked = self._weights_unasked(anchor, value, rest)
+        if self._unasked is not None:
+            rest, value = [None], tuple(None if output is None else item for item, output in zip(value, outputs, strict=True))
         if any(item is not None and not isinstance(item, (bool, int, float, str)) for item in rest):
             raise Refusal(f"`{short(anchor)}` in {self.at.where()} gives more than the kernel computes")
         at = next(i for i, output in enumerate(outputs) if output is not None)
@@ -86,6 +97,35 @@ class Outputs(Inputs):
             [o for o in outputs if o is not None],
             before if bare else "(" + before,
             after if bare else after + ")",
+        )
+
+    def _weights_unasked(self, anchor: ast.expr, value: tuple[Any, ...], rest: list[Any]) -> str | None:
+        """The condition under which nobody sees the attention weights that stand beside an attention's output.
+
+        The function only hands them on, and transformers looks at them only when they were asked for.
+        """
+        if "attention" not in self.region.match.definition or len(rest) != 1 or len(value) != 2:
+            return None
+        if not isinstance(rest[0], NodeRef) or rest[0].id not in self.region.numbers:
+            return None
+        parent = self.source.parent(anchor)
+        names = target_names(parent.targets[0]) if isinstance(parent, ast.Assign) and len(parent.targets) == 1 else None
+        if names is None or len(names) != 2 or not self._only_returned(names[value.index(rest[0])]):
+            return None
+        spec = self.source.node.args
+        if any(a.arg == "output_attentions" for a in (*spec.args, *spec.kwonlyargs)):
+            return "not output_attentions"
+        if spec.kwarg is None or not hasattr(self.owner.module, "config") or is_looked_at(self.owner.module):
+            return None
+        by_config = 'getattr(self.config, "output_attentions", False)'
+        return f'not {spec.kwarg.arg}.get("output_attentions", {by_config})'
+
+    def _only_returned(self, name: str) -> bool:
+        read = [n for n in walk(self.source.node) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
+        return all(
+            isinstance(self.source.parent(n), ast.Return)
+            or (isinstance(up := self.source.parent(n), ast.Tuple) and isinstance(self.source.parent(up), ast.Return))
+            for n in read
         )
 
     def _bind_outputs(self, made: Replacement, anchored: list[fx.Node], kept: set[ast.expr]) -> None:

@@ -68,6 +68,16 @@ def hooks_of(module: Any) -> list[str]:
     return own + [name for name in _HOOKS if getattr(module, name, None)]
 
 
+def is_looked_at(module: nn.Module) -> bool:
+    """Whether somebody looks at what a module returns; transformers' own hooks do only when asked to."""
+    return any(not is_recorder(hook) for hook in module._forward_hooks.values())
+
+
+def is_recorder(hook: Any) -> bool:
+    """Whether a forward hook is the one by which transformers collects hidden states and attention weights."""
+    return getattr(hook, "__module__", "") == "transformers.utils.output_capturing"
+
+
 def reach(module: Any, path: str) -> Any:
     """What a path of attributes and indices below a module leads to; None if it leads nowhere."""
     held = module

@@ -18,7 +18,7 @@ from .guards import Inspector
 from .outcome import FinalRefusal, Refusal
 from .outputs import Outputs, Replacement
 from .owner import Owner, owner_of
-from .regions import Names, Region, outside_users, region_of, writes_in_place
+from .regions import Names, Region, outside_users, region_of, without_last_turn, writes_in_place
 from .values import View, view
 
 
@@ -28,7 +28,21 @@ def place(match: Match, names: Names, provenance: Provenance) -> Replacement:
     Raises:
         Refusal: If it cannot be written in source form, with the reason.
     """
-    region = region_of(match, names)
+    try:
+        return _place(region_of(match, names), names, provenance)
+    except FinalRefusal:
+        raise
+    except Refusal as refusal:
+        turn = without_last_turn(match)
+        if turn is None:
+            raise
+        try:
+            return _place(region_of(match, names, *turn), names, provenance)
+        except Refusal:
+            raise refusal from None
+
+
+def _place(region: Region, names: Names, provenance: Provenance) -> Replacement:
     unowned: list[str] = []
     refusals: list[str] = []
     for call in _common_calls(region, provenance):
@@ -116,6 +130,7 @@ class Placer(Outputs):
         operands = self._operands(anchor)
         kept = {operand.expr for operand in operands}
         outputs, before, after = self._outputs_of(anchor)
+        unasked = self._unasked
         self._check_numbers(anchor, kept)
         literals = list(self.region.literals.values())
         inspector = Inspector(self.at, self.written, literals, self.region.numbers)
@@ -123,6 +138,8 @@ class Placer(Outputs):
             inspector.expression(right_side(statement), kept)
         inspector.expression(anchor, kept)
         facts = inspector.facts
+        if unasked is not None:
+            inspector.note(unasked)
         for name in self._optional(operands):
             inspector.present(name)
         arguments = self._arguments(operands, facts)
@@ -134,9 +151,11 @@ class Placer(Outputs):
             anchor,
             self.removed,
             arguments,
+            self.region.suffix,
             before,
             after,
             facts=facts,
+            partial=unasked is not None,
         )
         self._bind_outputs(made, outputs, kept)
         if facts.guards:

@@ -88,6 +88,7 @@ class Region:
         literals: Definition input -> its value, for the others.
         outputs: The Match graph's output nodes, in the Definition's order.
         turned: Definition input -> text after the input's own expression, where normalisation transposed it.
+        suffix: Text after the call, where a transposition that the Match ends in is left to its author.
     """
 
     match: Match
@@ -96,10 +97,33 @@ class Region:
     literals: dict[str, Any]
     outputs: tuple[fx.Node, ...]
     turned: dict[str, str]
+    suffix: str = ""
 
 
-def region_of(match: Match, names: Names) -> Region:
+def without_last_turn(match: Match) -> tuple[fx.Node, str] | None:
+    """What a Match computes before the transposition that it ends in, and the text that undoes that one."""
+    last = match.outputs[0]
+    if len(match.outputs) != 1 or not last.args or not isinstance(last.args[0], fx.Node):
+        return None
+    if last.args[0] not in match.nodes:
+        return None
+    if last.target is aten.transpose.int:
+        return last.args[0], f".transpose({last.args[1]}, {last.args[2]})"
+    if last.target is aten.permute.default and isinstance(last.args[1], (list, tuple)):
+        rank = len(last.args[1])
+        back = sorted(range(rank), key=lambda i: last.args[1][i] % rank)  # type: ignore[index,operator]
+        return last.args[0], f".permute({', '.join(map(str, back))})"
+    return None
+
+
+def region_of(match: Match, names: Names, output: fx.Node | None = None, suffix: str = "") -> Region:
     """The region of a Match.
+
+    Args:
+        match: The Match.
+        names: Which exported nodes its nodes are.
+        output: A node that stands for its only output, and the text that makes it of the kernel's.
+        suffix: That text.
 
     Raises:
         Refusal: If it reads a value that is none of its inputs.
@@ -114,10 +138,11 @@ def region_of(match: Match, names: Names) -> Region:
     found: dict[fx.Node, None] = {}
     todo: list[fx.Node] = []
     edges: list[fx.Node] = []
-    for output in match.outputs:
-        origins = names.origins(output)
+    outputs = match.outputs if output is None else (output,)
+    for made in outputs:
+        origins = names.origins(made)
         if not origins:
-            raise Refusal(f"output {output.name} stands for no exported node")
+            raise Refusal(f"output {made.name} stands for no exported node")
         todo.append(origins[0])
     ends = set(todo)
     while todo:
@@ -132,7 +157,8 @@ def region_of(match: Match, names: Names) -> Region:
         found[node] = None
         todo.extend(node.all_input_nodes)
     found |= dict.fromkeys(_idle_casts(edges, list(found), names.provenance))
-    return Region(match, frozenset(n.meta[NODE_KEY] for n in found), inputs, literals, match.outputs, turned)
+    numbers = frozenset(n.meta[NODE_KEY] for n in found)
+    return Region(match, numbers, inputs, literals, outputs, turned, suffix)
 
 
 def _idle_casts(edges: Iterable[fx.Node], found: Iterable[fx.Node], provenance: Provenance) -> Iterator[fx.Node]:

@@ -28,13 +28,15 @@ class Arm:
         guards: The conditions; none for a place that always holds.
         call: Name of the Definition.
         arguments: The arguments of the call.
-        before, after: Text around the call.
+        suffix: Text right after the call.
+        before, after: Text around both.
         targets, aliases: As in `Replacement`.
     """
 
     guards: tuple[str, ...]
     call: str
     arguments: tuple[Piece, ...]
+    suffix: str
     before: str
     after: str
     targets: tuple[str, ...] | None
@@ -60,8 +62,8 @@ def edit_of(made: Replacement) -> Edit:
     """The edit that a replacement asks for."""
     targets = tuple(made.targets) if made.targets is not None else None
     arm = Arm(
-        tuple(made.facts.guards), made.match.definition, tuple(made.arguments), made.before, made.after,
-        targets, tuple(made.aliases),
+        tuple(made.facts.guards), made.match.definition, tuple(made.arguments), made.suffix,
+        made.before, made.after, targets, tuple(made.aliases),
     )  # fmt: skip
     return Edit(made.last, made.anchor, tuple(made.removed), tuple(made.idle), [arm])
 
@@ -200,7 +202,7 @@ class Renderer:
             argument if isinstance(argument, str) else self._argument(argument, edit) for argument in arm.arguments
         ]
         name = f"tilegym_fx.ops.{arm.call}"
-        flat = f"{arm.before}{name}({', '.join(arguments)}){arm.after}"
+        flat = f"{arm.before}{name}({', '.join(arguments)}){arm.suffix}{arm.after}"
         lead = edit.anchor.col_offset if prefix is None else prefix
         tail = self._tail(edit.anchor) if prefix is None else 0
         if "\n" not in flat and lead + len(flat) + tail <= WIDTH:
@@ -209,7 +211,7 @@ class Renderer:
             return self._tuple(edit, arm, column)
         inner = " " * (column + 4)
         lines = "".join(f"{inner}{_reindent(argument, column + 4)},\n" for argument in arguments)
-        return f"{arm.before}{name}(\n{lines}{' ' * column}){arm.after}"
+        return f"{arm.before}{name}(\n{lines}{' ' * column}){arm.suffix}{arm.after}"
 
     def _tuple(self, edit: Edit, arm: Arm, column: int) -> str:
         """The call and what stands beside it, one item per line in brackets."""
