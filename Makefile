@@ -21,7 +21,7 @@ TORCH ?= torch==$(TORCH_VERSION)$(LOCAL_BUILD)
 # More than one test process on few cores: torch's own threads would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: scan test lint unit golden format gpu matrix wheel clean
+.PHONY: scan test lint unit slow golden format gpu matrix wheel clean
 .DELETE_ON_ERROR:
 
 scan: $(VENV)/.installed
@@ -35,7 +35,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-dev
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not gpu" --durations=15 tests
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not gpu and not slow" --durations=15 tests
+
+slow: $(VENV)/.installed-dev
+	$(BIN)/pytest -n $(JOBS) -m slow tests
 
 golden: $(VENV)/.installed-dev
 	$(BIN)/pytest -q -m golden --update-golden tests

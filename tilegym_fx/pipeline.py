@@ -73,7 +73,7 @@ def matcher_for(inventory: Inventory, names: Collection[str] | None = None) -> M
 
     Args:
         inventory: Whose Definitions.
-        names: Which ones; by default those that have run on a GPU (``status:verified``).
+        names: Which ones; by default those that are neither drafts nor unverified.
     """
     wanted = frozenset(verified(inventory) if names is None else names).intersection(inventory.definitions)
     matchers = _matchers.setdefault(inventory, {})

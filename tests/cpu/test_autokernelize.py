@@ -23,7 +23,7 @@ from tilegym_fx.autokernelize.repository import Repository
 from tilegym_fx.errors import UsageError
 from tilegym_fx.inventory.check import check
 
-pytestmark = pytest.mark.xdist_group("autokernelize")  # what it sets up is made once
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("autokernelize")]  # what it sets up is made once
 #: Long enough for any experiment that is not meant to hang, on a machine that has other things to do.
 LONG = 600.0
 

@@ -23,8 +23,8 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MambaConfig,
+    PreTrainedConfig,
     Qwen3MoeConfig,
-    T5Config,
     masking_utils,
 )
 
@@ -100,8 +100,8 @@ class TestBuild:
         assert build(LLAMA).get_buffer("model.rotary_emb.inv_freq").dtype is torch.float32
 
     def test_a_configuration_without_a_causal_class_is_one_clear_error(self) -> None:
-        with pytest.raises(UnknownModelError, match=r"no 't5' model can be built"):
-            build(T5Config())
+        with pytest.raises(UnknownModelError, match="model can be built"):
+            build(PreTrainedConfig())
 
 
 class TestPrefill:

@@ -88,7 +88,7 @@ class TestModelType:
         assert resolve_model("bart").config.to_dict() == CONFIG_MAPPING["bart"]().to_dict()
 
     def test_a_type_without_a_model_class_is_refused(self) -> None:
-        assert "for which transformers" in error_of("siglip_vision_projector")
+        assert "siglip_vision_model" in error_of("siglip_vision_projector")
 
     def test_a_misspelt_type_is_answered_with_the_nearest(self) -> None:
         assert "did you mean `llama`" in error_of("lamma")

@@ -92,7 +92,8 @@ def compiled(
     model: nn.Module, dynamic: bool | None, inner: str = "eager", only: Sequence[str] | None = None
 ) -> nn.Module:
     torch._dynamo.reset()
-    return torch.compile(model, backend="tilegym_fx", dynamic=dynamic, options={"inner": inner, "only": only})
+    options = {"inner": inner, "only": only or PLAIN}  # unverified Definitions are used where they are named
+    return torch.compile(model, backend="tilegym_fx", dynamic=dynamic, options=options)
 
 
 def counts(outcomes: tuple[Outcome, ...]) -> dict[str, int]:

@@ -74,7 +74,9 @@ def assert_same_logits(before: Outputs, after: Outputs) -> None:
     assert before.keys() == after.keys()
     for call, expected in before.items():
         largest = float(expected.abs().max())
-        torch.testing.assert_close(after[call], expected, rtol=0, atol=2e-5 * max(1.0, largest), msg=lambda m, c=call: f"{c}: {m}")
+        torch.testing.assert_close(
+            after[call], expected, rtol=0, atol=2e-5 * max(1.0, largest), msg=lambda m, c=call: f"{c}: {m}"
+        )
 
 
 class OpCounter(TorchDispatchMode):

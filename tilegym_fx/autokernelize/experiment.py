@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +127,9 @@ class Experiment:
 
     def _find(self, subject: Subject, inventory: Inventory) -> list[Outcome]:
         _say("matching")
-        return [find(call.graph.graph_module.graph, inventory, self._policy, site_of) for call in subject.calls]
+        # Here drafts count: whether they earn their place is what an experiment finds out.
+        policy = replace(self._policy, only=frozenset(inventory.definitions))
+        return [find(call.graph.graph_module.graph, inventory, policy, site_of) for call in subject.calls]
 
     def _try(self, choice: Choice, subject: Subject, inventory: Inventory) -> Reply | None:
         """An experiment with one region, or None if there is nothing to try."""
@@ -267,8 +272,16 @@ def read_request(fields: dict[str, Any]) -> Request:
     return Request(**{**fields, "libraries": tuple(fields["libraries"]), "tried": tuple(fields["tried"])})
 
 
+def _end_with(parent: int) -> None:
+    """End this process and all that it has started when its parent has ended without ending it."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
     """Answer the request on stdin; whatever else is printed goes to stderr."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     request = read_request(json.load(sys.stdin))

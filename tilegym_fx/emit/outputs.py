@@ -85,7 +85,10 @@ class Outputs(Inputs):
         rest = [item for item, output in zip(value, outputs, strict=True) if output is None]
         self._unasked = self._weights_unasked(anchor, value, rest)
         if self._unasked is not None:
-            rest, value = [None], tuple(None if output is None else item for item, output in zip(value, outputs, strict=True))
+            rest, value = (
+                [None],
+                tuple(None if output is None else item for item, output in zip(value, outputs, strict=True)),
+            )
         if any(item is not None and not isinstance(item, (bool, int, float, str)) for item in rest):
             raise Refusal(f"`{short(anchor)}` in {self.at.where()} gives more than the kernel computes")
         at = next(i for i, output in enumerate(outputs) if output is not None)
@@ -121,7 +124,11 @@ class Outputs(Inputs):
         return f'not {spec.kwarg.arg}.get("output_attentions", {by_config})'
 
     def _only_returned(self, name: str) -> bool:
-        read = [n for n in walk(self.source.node) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
+        read = [
+            n
+            for n in walk(self.source.node)
+            if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
+        ]
         return all(
             isinstance(self.source.parent(n), ast.Return)
             or (isinstance(up := self.source.parent(n), ast.Tuple) and isinstance(self.source.parent(up), ast.Return))

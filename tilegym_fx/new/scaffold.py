@@ -185,7 +185,7 @@ def write(name: str, parts: Parts, root: Path) -> list[Path]:
 def laid_out(files: Sequence[Path]) -> None:
     """Give Python files this repository's layout, where ruff is installed: a name changes line lengths."""
     if importlib.util.find_spec("ruff") is not None:
-        command = [sys.executable, "-m", "ruff", "format", "-q", "--no-cache", "--line-length", "110"]
+        command = [sys.executable, "-m", "ruff", "format", "-q", "--no-cache", "--line-length", "120"]
         subprocess.run([*command, *map(str, files)], check=False)
 
 
