@@ -127,9 +127,12 @@ class Experiment:
 
     def _find(self, subject: Subject, inventory: Inventory) -> list[Outcome]:
         _say("matching")
-        # Here drafts count: whether they earn their place is what an experiment finds out.
-        policy = replace(self._policy, only=frozenset(inventory.definitions))
+        policy = self._policy_for(inventory)
         return [find(call.graph.graph_module.graph, inventory, policy, site_of) for call in subject.calls]
+
+    def _policy_for(self, inventory: Inventory) -> Policy:
+        """Drafts count: whether they earn their place is what an experiment finds out."""
+        return replace(self._policy, only=frozenset(inventory.definitions))
 
     def _try(self, choice: Choice, subject: Subject, inventory: Inventory) -> Reply | None:
         """An experiment with one region, or None if there is nothing to try."""
@@ -208,9 +211,12 @@ class Experiment:
         _say("interpreting and compiling the kernel")
         reply.problems = judging.kernel_faults(inventory, files.name, on_gpu=not self._request.dry_run)
         for call in subject.calls if not reply.problems else ():
-            reply.problems += judging.model_faults(subject.module, call, inventory, self._policy)
+            reply.problems += judging.model_faults(subject.module, call, inventory, self._policy_for(inventory))
         if reply.problems:
             return reply
+        if not self._request.dry_run:
+            writing.mark_verified(files)
+            inventory = fresh(self._root, alone=self._request.alone)
         outcomes = self._find(subject, inventory)
         done = self._reply("right", subject, outcomes, inventory, files.name)
         reply.status, reply.figures, reply.uncovered = done.status, done.figures, done.uncovered

@@ -161,6 +161,17 @@ def ask_hook(hook: str, draft: Definition, record: Mapping[str, Any], why: str, 
     return Files(draft.name, tuple(scaffold.write(draft.name, parts, root)), "written by the hook")
 
 
+def mark_verified(files: Files) -> None:
+    """Say in the Definition that its kernel has passed on a GPU: unless named, others are not used."""
+    for path in files.paths:
+        if path.parent.name == "definitions":
+            record = json.loads(path.read_text(encoding="utf-8"))
+            others = [tag for tag in record.get("tags", []) if not tag.startswith("status:")]
+            path.write_text(
+                json.dumps({**record, "tags": [*others, "status:verified"]}, indent=2) + "\n", encoding="utf-8"
+            )
+
+
 def keep_drafts(files: Files, root: Path, folder: Path) -> None:
     """Copies of what was written, for whoever wants to go on with it."""
     for path in files.paths:

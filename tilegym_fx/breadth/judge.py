@@ -34,6 +34,7 @@ _SEQ, _SHORT = 2048, 64
 _SHOWN_MISSES, _SHOWN_OPS = 6, 8
 #: What a fault of ours, or of the model's own code, can raise.
 FAULTS = (*MODEL_ERRORS, NameError, SyntaxError, MemoryError)
+_FOLDERS = re.compile(r"/\S*?/(?:site-packages|dist-packages)/|/\S*/(?=tilegym_fx/)")
 _LAYER = re.compile(r"\.(\d+)(\.|$)")
 
 
@@ -55,15 +56,39 @@ def judge(model_type: str, inventory: Inventory, device: Device | None = None, *
             model = build(trial.config, _dtype(model_type), device="cpu")
             row = replace(row, class_name=type(model).__name__)
             if estimate:
-                row = _estimate(row, inventory, device or get_device("h200"), is_sequential(model))
-            row = _kernelize(row, model, trial)
+                row = _estimated(row, model, inventory, device or get_device("h200"))
+            row = _kernelize(row, model, trial, inventory)
         except TilegymFxError as error:
             row = replace(row, problem=str(error))
-    return replace(row, seconds=round(time.perf_counter() - started, 2))
+    return replace(
+        row,
+        seconds=round(time.perf_counter() - started, 2),
+        exported={phase: without_folders(why) for phase, why in row.exported.items()},
+        problem=without_folders(row.problem),
+        misses=tuple(map(without_folders, row.misses)),
+    )
+
+
+def without_folders(text: str) -> str:
+    """A reason without the folders in which packages are installed on this machine."""
+    return _FOLDERS.sub("", text)
+
+
+def usable(inventory: Inventory) -> list[str]:
+    """The Definitions with a kernel, also those whose kernel has yet to run on a GPU."""
+    return sorted(name for name, d in inventory.definitions.items() if "status:draft" not in d.tags)
 
 
 def _dtype(model_type: str) -> torch.dtype:
     return torch.float32 if model_type in FLOAT32 else torch.bfloat16
+
+
+def _estimated(row: Row, model: nn.Module, inventory: Inventory, device: Device) -> Row:
+    """The row with what the realistic size gives; a crash there is noted, and the tiny model is still tried."""
+    try:
+        return _estimate(row, inventory, device, is_sequential(model))
+    except FAULTS as error:
+        return replace(row, exported={"prefill": f"crash: {describe(error)}"})
 
 
 def _estimate(row: Row, inventory: Inventory, device: Device, sequential: bool) -> Row:
@@ -71,7 +96,7 @@ def _estimate(row: Row, inventory: Inventory, device: Device, sequential: bool) 
     trial = realistic_trial(row.model_type)
     model = build(trial.config, _dtype(row.model_type))
     seq = _SHORT if sequential else _prompt_length(trial)
-    policy = Policy(device)
+    policy = Policy(device, usable(inventory))
     exported: dict[str, str] = {}
     coverage: dict[str, float] = {}
     for phase in PHASES:
@@ -124,12 +149,12 @@ def _uncovered(outcome: Outcome) -> tuple[tuple[str, float], ...]:
     return tuple((name, round(share, 4)) for name, share in shares.most_common(_SHOWN_OPS))
 
 
-def _kernelize(row: Row, model: nn.Module, trial: Trial) -> Row:
+def _kernelize(row: Row, model: nn.Module, trial: Trial, inventory: Inventory) -> Row:
     """The tiny model: kernelized as a user does it, compared call by call, and put back."""
     randomize(model)
     before, classes = run_steps(model), _classes(model)
     try:
-        kernelize(model, strict=True)
+        kernelize(model, only=usable(inventory), strict=True)
         row = replace(row, verified=True)
     except VerifyError as error:
         return replace(row, verified=False, problem=error.what)

@@ -27,7 +27,8 @@ def _lines(rows: Sequence[Row], versions: Mapping[str, str]) -> Iterator[str]:
     yield "one layer of each kind standing for all of that kind; the lower phase counts. Places are counted from the"
     yield "graph, without the matcher. `kernelize` ran on a tiny random model on a CPU, where kernels are their PyTorch"
     yield "references: a prompt and four more tokens, then `restore`. *identical* is bit for bit, *equal* within the"
-    yield "rounding of bfloat16."
+    yield "rounding of bfloat16. All Definitions with a kernel are considered here, also those that `kernelize` takes"
+    yield "only when they are named, because their kernels have yet to run on a GPU."
     yield ""
     yield from _table(("", "count"), [(name, _number(value)) for name, value in summary(rows).items()])
     yield ""

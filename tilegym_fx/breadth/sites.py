@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -64,14 +64,14 @@ def places(graph: Graph, vocabulary: int) -> list[Place]:
     view = _View(graph)
     head = set(_heads(view, vocabulary))
     found = [Place("norm", frozenset({node})) for node in _norms(view)]
-    found += _by_module("rotary", _rotations(view), view)
+    found += _by_module("rotary", _rotations(view))
     gated, plain = _activations(view)
     found += [Place("gated MLP", frozenset({node})) for node in gated]
     found += [Place("MLP", frozenset({node})) for node in plain]
     found += [Place("attention", frozenset({node})) for node in _attentions(view)]
     found += [Place("head" if node in head else "linears", frozenset({node})) for node in view.calls(_LINEARS)]
-    found += _by_module("MoE router", _routers(view), view)
-    found += _by_module("experts", _experts(view), view)
+    found += _by_module("MoE router", _routers(view))
+    found += _by_module("experts", _experts(view))
     found += [Place("conv", frozenset({n})) for n in view.calls({"conv1d", "convolution", "conv2d"})]
     return found
 
@@ -147,7 +147,7 @@ def _classes(node: Node) -> str:
     return " ".join(str(entry[1]) for entry in stack.values())
 
 
-def _by_module(category: str, keys: Iterable[Node], view: _View) -> list[Place]:
+def _by_module(category: str, keys: Iterable[Node]) -> list[Place]:
     groups: dict[str, set[Node]] = defaultdict(set)
     for node in keys:
         groups[_module(node)].add(node)
@@ -293,13 +293,3 @@ def _experts(view: _View) -> Iterator[Node]:
             if is_parameter and value is not None and value.dim() == 3:
                 yield node
                 break
-
-
-def summed(counts: Iterable[Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
-    """Counts of several graphs added up."""
-    total: dict[str, tuple[int, int]] = {}
-    for count in counts:
-        for name, (ours, every) in count.items():
-            before = total.get(name, (0, 0))
-            total[name] = before[0] + ours, before[1] + every
-    return total

@@ -7,7 +7,6 @@ import io
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from .record import Row, is_captured
@@ -103,9 +102,9 @@ def as_text(rows: Sequence[Row]) -> str:
 
 
 def as_json(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
-    """One object: versions, summary, and every row."""
-    data = {"versions": dict(versions), "summary": summary(rows), "rows": [asdict(row) for row in rows]}
-    return json.dumps(data, indent=1) + "\n"
+    """One object: versions, summary, and every row, a line each."""
+    head = json.dumps({"versions": dict(versions), "summary": summary(rows)}, indent=1).removesuffix("\n}")
+    return f'{head},\n "rows": [\n  ' + ",\n  ".join(row.line() for row in rows) + "\n ]\n}\n"
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -14,7 +14,7 @@ from ..export import describe
 from ..inventory import Inventory, load
 from ..model_source import hush_models
 from ..pipeline import matcher_for
-from .judge import FAULTS, judge
+from .judge import FAULTS, judge, without_folders
 from .record import Row
 
 
@@ -35,7 +35,7 @@ def _row(model_type: str, inventory: Inventory) -> Row:
     try:
         return judge(model_type, inventory)
     except FAULTS as error:
-        return Row(model_type, problem=f"crash: {describe(error)}")
+        return Row(model_type, problem=without_folders(f"crash: {describe(error)}"))
 
 
 if __name__ == "__main__":
