@@ -51,12 +51,12 @@ ROWS = {"ordinary": 1.0, "large": 3e3, "near zero": 1e-5}
 def make_inputs(
     name: str, dtype: torch.dtype, rows: str, weights: str, sizes: dict[str, int], float_mask: bool = False
 ) -> dict[str, Any]:
-    """Inputs of a Definition in one regime. A third of the weights that are near zero is exactly zero."""
+    """Inputs of a Definition in one regime, on torch's default device. A third of the near-zero weights is zero."""
     definition = INVENTORY.definitions[name]
     axes = {**SIZES, **sizes}
     axes.update({a: axis.value for a, axis in definition.axes.items() if axis.type == "const"})
     axes.update(I2=2 * axes["I"], R2=2 * axes["R"])
-    random = torch.Generator().manual_seed(zlib.crc32(f"{name} {dtype} {rows} {weights} {sizes}".encode()))
+    random = torch.Generator(torch.get_default_device()).manual_seed(zlib.crc32(f"{name} {dtype} {rows} {weights} {sizes}".encode()))
     amount = min(ROWS[rows], 4.0) if definition.op_type in ("gqa", "moe") else ROWS[rows]
     inputs: dict[str, Any] = {}
     for key, spec in definition.inputs.items():
