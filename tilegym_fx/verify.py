@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from .export import MODEL_ERRORS
+
 #: How much farther from the float32 run than the original the rewritten model may be.
 _WORSE = 2.0
 #: Roundings of the model's dtype, relative to the largest output, that are always allowed.
@@ -68,7 +70,9 @@ def run_language_model(
 ) -> Outputs:
     """Logits of the prompt and of cached steps, then the same with the first row padded on the left.
 
-    The tokens do not depend on the model's own choice; what it gives at padding is not looked at.
+    The tokens do not depend on the model's own choice; what it gives at padding is not looked at. The prompt must
+    run; the other calls end where the model itself refuses one: not every model can take one token against its own
+    cache, or padding. A rewritten model that makes fewer calls than the original fails the comparison.
 
     Args:
         model: The model.
@@ -94,7 +98,14 @@ def _run_steps(
     cache: dict[str, Any] = {}
     for step in range(steps + 1):
         masked = {} if kept is None else {"attention_mask": kept}
-        result = model(input_ids=tokens, use_cache=True, **masked, **cache)
+        try:
+            result = model(input_ids=tokens, use_cache=True, **masked, **cache)
+        except torch.OutOfMemoryError:
+            raise
+        except MODEL_ERRORS:
+            if mask is None and not step:
+                raise
+            break
         logits = result.logits if kept is None else result.logits[kept[:, -tokens.shape[1] :].bool()]
         outputs[f"decode {step}" if step else "prefill"] = [logits.float().cpu()]
         found = cache_of(model, result)

@@ -91,6 +91,22 @@ def test_gate_in_three_statements_keeps_the_statement_in_between() -> None:
     assert_same(model, result, run(x))
 
 
+def test_argument_whose_name_is_bound_anew_does_not_move_past_that() -> None:
+    model = emit_modules.Rebound()
+    (x,) = tensors(1)
+    result = emitted(model, (x,))
+    assert counts(result) == {"linear": 2}
+    assert_same(model, result, run(x))
+
+
+def test_starred_arguments_are_no_expressions_of_their_own() -> None:
+    model = emit_modules.StarredCall()
+    (x,) = tensors(1)
+    result = emitted(model, (x,))
+    assert sum(counts(result).values()) >= 1
+    assert_same(model, result, run(x))
+
+
 def test_other_bytes_of_a_function_are_kept() -> None:
     model = emit_modules.NoGrad()
     (x,) = tensors(1)

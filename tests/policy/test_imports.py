@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rewrite": {"normalize", "ops"},
     "emit": {"provenance"},
     "apply": {"emit"},
-    "verify": set(),
+    "verify": {"export"},
     "model_source": set(),
     "pipeline": {"cost", "inventory", "match", "normalize", "pattern", "plan"},
     "reports": {"pipeline"},

@@ -406,6 +406,29 @@ class Separate(nn.Module):
         return gate * up
 
 
+class Rebound(nn.Module):
+    """The name that the gate's linear reads is bound anew by the statement in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.up = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.act(self.gate(x))
+        x = self.up(x)
+        return gate * x
+
+
+class StarredCall(WithNorm):
+    """A size is given as a starred list."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.norm(x.view(*x.shape[:-1], -1)) + x
+        return total.view(*x.shape)
+
+
 class EarlyReturn(WithNorm):
     """A statement that may return stands in the middle of the region."""
 

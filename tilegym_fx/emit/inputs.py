@@ -122,12 +122,11 @@ class Inputs(Ground):
         """Whether an expression of a statement that goes still has its value where the anchor stands."""
         if operand.statement is self.last:
             return not self._rebound(operand, reads(operand.expr))
-        names = reads(operand.expr)
-        if self.at.numbers_in(operand.expr) and any(self.at.numbers_in(s) for s in self._kept_after(operand)):
-            return not any(
-                writes_in_place(self.at.numbers_in(s), self.at.provenance) for s in self._kept_after(operand)
-            )
-        return not self._rebound(operand, names)
+        if self._rebound(operand, reads(operand.expr)):
+            return False
+        if not self.at.numbers_in(operand.expr):
+            return True
+        return not any(writes_in_place(self.at.numbers_in(s), self.at.provenance) for s in self._kept_after(operand))
 
     def _kept_after(self, operand: Operand) -> list[ast.stmt]:
         start = self.block.index(operand.statement)

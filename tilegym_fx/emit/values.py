@@ -151,6 +151,8 @@ class View:
             return expr.value
         if isinstance(expr, ast.Name):
             return self._name(expr)
+        if isinstance(expr, (ast.Starred, ast.Slice)):
+            return OPAQUE  # a part of the expression around it, no expression of its own
         if isinstance(expr, (ast.Tuple, ast.List)):
             return tuple(self.value(element) for element in expr.elts)
         if isinstance(expr, ast.NamedExpr):
