@@ -49,7 +49,8 @@ LOWEST = -3e38
 #: Columns of the mask that `attention_span_kernel` searches at a time.
 SPAN_COLUMNS = 512
 #: Elements of the mask that a block of the decode kernel searches at a time: nothing else runs meanwhile, so
-#: each step costs the latency of memory.
+#: each step costs the latency of memory. Never fewer, however few the keys are: with tiles of 16 columns the
+#: kernel never ended on an H200 (CTK 13.4.92, a boolean mask of 13 keys).
 SPAN_ELEMENTS = 4096
 #: Up to so many queries count as decode, if with their heads they fill at most 128 rows of 2-byte elements or
 #: 32 of 4-byte ones: rows times the square of the element size.
@@ -395,7 +396,7 @@ def run_decode(
     if mask is not None:
         kind = BOOLEAN if mask.dtype == torch.uint8 else ADDITIVE
         mask_rows = queries if mask.shape[2] > 1 else 1
-    columns = min(max(SPAN_COLUMNS, SPAN_ELEMENTS // mask_rows), _power(keys))
+    columns = max(SPAN_COLUMNS, SPAN_ELEMENTS // mask_rows)
     pairs = batch * key_heads
     wanted = tiling.blocks * _processors(q.device) // pairs
     shares = max(1, min(wanted, -(-keys // tiling.keys), MAX_SHARES))

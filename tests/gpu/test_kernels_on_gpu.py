@@ -15,6 +15,7 @@ pytestmark = pytest.mark.gpu
 #: Sizes of real models (576 SmolLM2, 2880 gpt-oss, 4544 falcon) and one that no tile divides.
 WIDTHS = ({"H": 576, "I": 1536, "K": 576, "M": 192}, {"H": 2880, "I": 2880, "K": 2880, "M": 517},
           {"H": 4544, "I": 4544, "K": 130, "M": 50257}, {"H": 8192, "I": 14336, "K": 4096, "M": 1024})  # fmt: skip
+EXPERT_WIDTHS = ({"H": 576, "I": 192}, {"H": 2880, "I": 64})
 #: One of each kind of tiling.
 ROW_COUNTS = (1, 3, 16, 24, 60, 130)
 HEADS = (
@@ -26,7 +27,9 @@ HEADS = (
 )
 LENGTHS = (
     {"S": 1, "T": 1, "L": 2},
+    {"S": 1, "T": 13, "L": 14},
     {"S": 1, "T": 700, "L": 701},
+    {"S": 4, "T": 40, "L": 44},
     {"S": 77, "T": 77, "L": 154},
     {"S": 260, "T": 260, "L": 520},
 )
@@ -35,10 +38,14 @@ LENGTHS = (
 def cases(name: str, dtype: torch.dtype) -> list[dict[str, int]]:
     """Every size in bfloat16; in the other dtypes the first and last of each kind (compiling takes the time)."""
     pick = slice(None) if dtype == torch.bfloat16 else slice(None, None, 3)
-    axes = INVENTORY.definitions[name].axes
+    definition = INVENTORY.definitions[name]
+    axes = definition.axes
     if "D" in axes:
         lengths = LENGTHS if "T" in axes else [{**x, "T": x["S"]} for x in LENGTHS]
-        return [{"B": 2, **heads, **length} for heads in HEADS[pick] for length in lengths[pick]]
+        heads = [{**h, "R": h["D"] // 2} for h in HEADS]
+        return [{"B": 2, **h, **length} for h in heads[pick] for length in lengths[pick]]
+    if definition.op_type == "moe":  # the float64 evaluation holds the weights of every token's experts
+        return [{**width, "N": rows} for width in EXPERT_WIDTHS for rows in (1, 24, 130)]
     return [{**width, "N": rows} for width in WIDTHS[pick] for rows in ROW_COUNTS[pick]]
 
 
