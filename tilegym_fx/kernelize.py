@@ -266,7 +266,7 @@ def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool) -> Seq
         binding.apply(module, model)
         return ()
     run = _runner(model, inputs)
-    original, wide = run(model), judge.float32_outputs(model, run)
+    original, wide = run(model), wider_outputs(model, run)
     binding.apply(module, model)
     try:
         checks = judge.compare(original, run(model), wide, _dtype_of(model))
@@ -297,11 +297,20 @@ def _cache_of(model: nn.Module, results: Any) -> dict[str, Any] | None:
     return {name: cache}
 
 
+def wider_outputs(model: nn.Module, run: judge.Call) -> judge.Outputs | None:
+    """A run of the model in a wider dtype; None for code that takes no other dtype than its own."""
+    try:
+        return judge.wider_outputs(model, run)
+    except MODEL_ERRORS:
+        return None
+
+
 def _as_judged(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """The float32 copy gets float32 inputs."""
-    weights = [p for p in model.parameters() if p.is_floating_point()]
-    if weights and all(p.dtype == torch.float32 for p in weights):
-        return judge.to_float32(args), judge.to_float32(kwargs)
+    """A copy in a wider dtype gets its inputs in that dtype."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    wide = next(iter(dtypes)) if len(dtypes) == 1 else None
+    if wide in (torch.float32, torch.float64):
+        return judge.in_dtype(args, wide), judge.in_dtype(kwargs, wide)
     return args, kwargs
 
 

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -39,6 +39,7 @@ class Outcome:
         seconds: Wall time per stage: ``normalize``, ``match``, ``plan``.
         seconds_covered: Estimated device time of the chosen Solutions.
         uncovered: Estimated device time of every other call that takes any, in graph order.
+        anywhere: What would be chosen if the policy refused no place; None where it refuses none.
     """
 
     plan: Plan
@@ -46,6 +47,7 @@ class Outcome:
     seconds: dict[str, float] = field(default_factory=dict)
     seconds_covered: float = 0.0
     uncovered: tuple[tuple[Node, float], ...] = ()
+    anywhere: tuple[PlannedMatch, ...] | None = None
 
     @property
     def chosen(self) -> tuple[PlannedMatch, ...]:
@@ -122,6 +124,8 @@ def find(
         matches, misses = matcher.match(graph, site_of)
     with _timed("plan", seconds):
         chosen = plan(graph, matches, misses, inventory, policy)
+        free = replace(policy, refuse=None)
+        anywhere = plan(graph, matches, (), inventory, free).chosen if policy.refuse is not None else None
     log.info(
         "%d nodes, %d matches, %d chosen, %d rejected",
         nodes,
@@ -135,6 +139,7 @@ def find(
         seconds,
         sum(p.seconds_after for p in chosen.chosen),
         tuple(_uncovered(graph, chosen, policy.device)),
+        anywhere,
     )
 
 

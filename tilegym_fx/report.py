@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from torch import nn
 
@@ -12,10 +13,26 @@ from .apply import GivenBack
 from .emit import EmitResult, Written
 from .errors import MatchError
 from .pipeline import Outcome
-from .results import Rejection
+from .results import PlannedMatch, Rejection
 from .verify import Check
 
 _SHOWN = 8
+
+
+class Place(NamedTuple):
+    """One place of a captured call that a kernel runs, or would run.
+
+    Attributes:
+        definition: What it computes.
+        path: Path of its module.
+        before: Estimated time of the author's own operations.
+        after: Estimated time of the kernel.
+    """
+
+    definition: str
+    path: str
+    before: float
+    after: float
 
 
 @dataclass(frozen=True)
@@ -23,19 +40,23 @@ class Estimate:
     """Estimated device time of one call of the model.
 
     Attributes:
-        ours: For each place that runs a kernel: path of its module, the author's time, the kernel's time.
+        ours: Every place that runs a kernel.
         others: Everything else.
     """
 
-    ours: tuple[tuple[str, float, float], ...]
+    ours: tuple[Place, ...]
     others: float
 
     def coverage(self, without: frozenset[str] = frozenset()) -> float:
         """Share of the time in our kernels, 0 to 1; modules in ``without`` run their author's code."""
-        kernels = sum(after for path, _, after in self.ours if path not in without)
-        authors = sum(before for path, before, _ in self.ours if path in without)
+        kernels = sum(place.after for place in self.ours if place.path not in without)
+        authors = sum(place.before for place in self.ours if place.path in without)
         total = kernels + authors + self.others
         return kernels / total if total else 0.0
+
+    def counts(self) -> dict[str, int]:
+        """Definition -> places."""
+        return dict(Counter(place.definition for place in self.ours))
 
 
 @dataclass(frozen=True)
@@ -48,6 +69,7 @@ class Report:
         written: Every place that runs a kernel, once for each capture that it was found in.
         rejections: Every place that nearly fits, or fits and was not taken.
         estimates: Capture (``prefill``, ``decode``...) -> estimated times.
+        graph_form: The same for ``torch.compile(model, backend="tilegym_fx")``, which can use every place.
         problems: Capture -> why it could not be made.
         checks: Outputs compared with the original's; empty without ``verify`` or on ``meta``.
         seconds: Wall time of capturing, matching and writing.
@@ -63,6 +85,7 @@ class Report:
     checks: tuple[Check, ...] = ()
     seconds: float = 0.0
     given_back: tuple[GivenBack, ...] = ()
+    graph_form: Mapping[str, Estimate] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, made: EmitResult, outcomes: Mapping[str, Outcome], problems: Mapping[str, str],
@@ -70,8 +93,9 @@ class Report:
         """The report of a planned and written model."""
         found = tuple(r for outcome in outcomes.values() for r in outcome.rejections)
         estimates = {name: _estimate(outcome, made) for name, outcome in outcomes.items()}
+        anywhere = {name: _anywhere(outcome) for name, outcome in outcomes.items()}
         return cls(type(model).__name__, made.text, made.written, (*made.refused, *found), estimates, dict(problems),
-                   seconds=seconds)  # fmt: skip
+                   seconds=seconds, graph_form=anywhere)  # fmt: skip
 
     def with_checks(self, checks: Sequence[Check]) -> Report:
         return replace(self, checks=tuple(checks))
@@ -115,7 +139,9 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{self.model}: {sum(self.counts().values())} places run kernels"]
         lines += [f"  {name:28} {count}" for name, count in sorted(self.counts().items())]
-        lines += [f"  estimated coverage of {name}: {share:.1%}" for name, share in self.coverage.items()]
+        for name, share in self.coverage.items():
+            anywhere = self.graph_form[name].coverage()
+            lines.append(f"  estimated coverage of {name}: {share:.1%}, in graph form {anywhere:.1%}")
         lines += [f"  {name} was not captured: {why}" for name, why in self.problems.items()]
         lines += [f"  {check}" for check in self.checks]
         lines += [f"  {back}" for back in self.given_back[:_SHOWN]]
@@ -130,9 +156,20 @@ class Report:
 
 def _estimate(outcome: Outcome, made: EmitResult) -> Estimate:
     paths = {id(w.match): w.module_path for w in made.written}
-    ours = [
-        (paths[id(p.match)], p.seconds_before, p.seconds_after)
-        for p in outcome.chosen if id(p.match) in paths
-    ]  # fmt: skip
-    lost = sum(p.seconds_before for p in outcome.chosen if id(p.match) not in paths)
-    return Estimate(tuple(ours), lost + sum(seconds for _, seconds in outcome.uncovered))
+    ours = [_place(p, paths[id(p.match)]) for p in outcome.chosen if id(p.match) in paths]
+    return Estimate(tuple(ours), _authors_time(outcome) - sum(place.before for place in ours))
+
+
+def _anywhere(outcome: Outcome) -> Estimate:
+    chosen = outcome.chosen if outcome.anywhere is None else outcome.anywhere
+    ours = [_place(p, p.match.site.module_path) for p in chosen]
+    return Estimate(tuple(ours), _authors_time(outcome) - sum(place.before for place in ours))
+
+
+def _place(planned: PlannedMatch, path: str) -> Place:
+    return Place(planned.match.definition, path, planned.seconds_before, planned.seconds_after)
+
+
+def _authors_time(outcome: Outcome) -> float:
+    """Estimated time of the whole call as its author wrote it."""
+    return sum(p.seconds_before for p in outcome.chosen) + sum(seconds for _, seconds in outcome.uncovered)

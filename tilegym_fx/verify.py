@@ -1,7 +1,7 @@
-"""Numbers that judge a rewritten model: its outputs beside the original's, and beside a float32 run of the original.
+"""Numbers that judge a rewritten model: its outputs beside the original's, and beside a wider run of the original.
 
-A 16-bit model is itself only an approximation. The rewritten one is right if it is about as far from the float32
-run as the original is; where a float32 run does not fit in memory, the two are compared with each other alone.
+A model is itself only an approximation. The rewritten one is right if it is about as far from a run in a wider dtype
+as the original is; where that does not fit in memory, the two are compared with each other alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .export import MODEL_ERRORS
 
-#: How much farther from the float32 run than the original the rewritten model may be.
+#: How much farther from the wider run than the original the rewritten model may be.
 _WORSE = 2.0
 #: Roundings of the model's dtype, relative to the largest output, that are always allowed.
 _ROUNDINGS = 8.0
@@ -34,9 +34,9 @@ class Check:
 
     Attributes:
         call: ``prefill``, ``decode 1``... or ``call``.
-        error: Largest difference to the judge (the float32 run, or the original where there is none).
+        error: Largest difference to the judge (the wider run, or the original where there is none).
         allowed: The largest that passes.
-        original_error: The original's own distance to the judge; None without a float32 run.
+        original_error: The original's own distance to the judge; None without a wider run.
     """
 
     call: str
@@ -107,7 +107,7 @@ def _run_steps(
                 raise
             break
         logits = result.logits if kept is None else result.logits[kept[:, -tokens.shape[1] :].bool()]
-        outputs[f"decode {step}" if step else "prefill"] = [logits.float().cpu()]
+        outputs[f"decode {step}" if step else "prefill"] = [logits.cpu().double()]
         found = cache_of(model, result)
         if found is None:
             break
@@ -120,7 +120,7 @@ def run_module(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) ->
     """Every tensor that one call of any module gives."""
     with torch.no_grad(), _evaluating(model):
         result = model(*args, **kwargs)
-    return {"call": [t.detach().float().cpu() for t in tree_leaves(result) if isinstance(t, torch.Tensor)]}
+    return {"call": [t.detach().cpu().double() for t in tree_leaves(result) if isinstance(t, torch.Tensor)]}
 
 
 @contextmanager
@@ -135,17 +135,26 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def float32_outputs(model: nn.Module, run: Call) -> Outputs | None:
-    """What a float32 copy of the model gives, or None where there is no room for one or it is float32 already."""
+def wider_outputs(model: nn.Module, run: Call) -> Outputs | None:
+    """What a copy of the model in a wider dtype gives: float32 for 16 bits, float64 for float32.
+
+    None where there is no room for one, none is wider, or the weights are quantised.
+    """
+    dtype = wider_dtype(model)
+    if dtype is None or getattr(model, "is_quantized", False):
+        return None
     weights = list(model.parameters())
-    if getattr(model, "is_quantized", False):
+    if sum(dtype.itemsize * p.numel() for p in weights) > _free_bytes(weights[0].device) // 2:
         return None
-    if not weights or all(p.dtype in (torch.float32, torch.float64) for p in weights if p.is_floating_point()):
+    return run(copy.deepcopy(model).to(dtype))
+
+
+def wider_dtype(model: nn.Module) -> torch.dtype | None:
+    """The dtype to judge a model in; None for one that has no weights or is in float64."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if not dtypes or dtypes == {torch.float64}:
         return None
-    if sum(4 * p.numel() for p in weights) > _free_bytes(weights[0].device) // 2:
-        return None
-    wide = copy.deepcopy(model).float()
-    return run(wide)
+    return torch.float64 if dtypes <= {torch.float32, torch.float64} else torch.float32
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -154,9 +163,9 @@ def _free_bytes(device: torch.device) -> int:
     return 8 << 30
 
 
-def to_float32(values: Any) -> Any:
-    """Floating-point tensors of a nested structure in float32."""
-    return tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, values)
+def in_dtype(values: Any, dtype: torch.dtype) -> Any:
+    """A nested structure with its floating-point tensors in a dtype."""
+    return tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, values)
 
 
 def compare(original: Outputs, rewritten: Outputs, wide: Outputs | None, dtype: torch.dtype) -> list[Check]:
@@ -170,8 +179,9 @@ def compare(original: Outputs, rewritten: Outputs, wide: Outputs | None, dtype: 
         after = rewritten.get(call, [])
         if [t.shape for t in before] != [t.shape for t in after]:
             raise ValueError(f"{call} gives tensors of other shapes than before")
-        judge = wide[call] if wide else before
-        checks += [_check(call, b, a, j, dtype, wide is not None) for b, a, j in zip(before, after, judge, strict=True)]
+        is_wide = wide is not None and call in wide
+        judge = wide[call] if wide is not None and is_wide else before
+        checks += [_check(call, b, a, j, dtype, is_wide) for b, a, j in zip(before, after, judge, strict=True)]
     return checks
 
 

@@ -62,3 +62,28 @@ def test_a_value_that_is_off_by_more_than_rounding_does_not_pass() -> None:
     after = {"call": [torch.tensor([1.0, 1.0, 1.001])]}
     assert not verify.compare(before, after, None, torch.float32)[0].passed
     assert verify.compare(before, after, None, torch.bfloat16)[0].passed
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "wide"),
+    [
+        ([torch.bfloat16], torch.float32),
+        ([torch.float16, torch.float32], torch.float32),
+        ([torch.float32], torch.float64),
+        ([torch.float64], None),
+        ([], None),
+    ],
+)
+def test_a_model_is_judged_in_the_next_wider_dtype(dtypes: list[torch.dtype], wide: torch.dtype | None) -> None:
+    model = nn.ParameterList([nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in dtypes])
+    assert verify.wider_dtype(model) == wide
+    outputs = verify.wider_outputs(model, lambda m: {"call": [p.sum() for p in m]})
+    assert (outputs is None) if wide is None else all(value.dtype == wide for value in outputs["call"])
+
+
+def test_float32_may_be_as_far_from_float64_as_the_original_is() -> None:
+    before, wide = {"call": [torch.tensor([1.0 + 1e-5])]}, {"call": [torch.ones(1, dtype=torch.float64)]}
+    near, far = {"call": [torch.tensor([1.0 - 1.5e-5])]}, {"call": [torch.tensor([1.0 - 3e-5])]}
+    assert verify.compare(before, near, wide, torch.float32)[0].passed
+    assert not verify.compare(before, far, wide, torch.float32)[0].passed
+    assert not verify.compare(before, near, {}, torch.float32)[0].passed  # no wider run of this call

@@ -1,0 +1,133 @@
+"""kernelize on every model of the shipped table, small: the same numbers, everything covered, everything put back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pytest
+import torch
+from parts import parts
+from small_models import MODELS, small, true_widths
+from torch import nn
+
+from tilegym_fx import verify
+from tilegym_fx.breadth.judge import usable
+from tilegym_fx.export import cache_of
+from tilegym_fx.inventory import load
+from tilegym_fx.kernelize import kernelize, report, restore, wider_outputs
+
+STEPS = 8
+EVERY = usable(load())
+LLAMA = {"norm": 5, "linear": 15, "turned": 4, "attention": 2, "gate": 2}
+MIXTURE = {**LLAMA, "linear": 11}
+
+#: Model -> the parts of its layers, which all run as kernels when every Definition with a kernel is used.
+PARTS: dict[str, dict[str, int]] = {
+    "meta-llama/Llama-3.1-8B": LLAMA,
+    "meta-llama/Llama-3.2-1B": LLAMA,
+    "meta-llama/Llama-3.1-70B": LLAMA,
+    "Qwen/Qwen2-7B": LLAMA,
+    "Qwen/Qwen3-0.6B": {**LLAMA, "norm": 9},
+    "Qwen/Qwen3-8B": {**LLAMA, "norm": 9},
+    "Qwen/Qwen3-30B-A3B": {**MIXTURE, "norm": 9},
+    "mistralai/Mistral-7B-Instruct-v0.3": LLAMA,
+    "mistralai/Mixtral-8x7B-v0.1": MIXTURE,
+    "microsoft/Phi-3-mini-4k-instruct": {**LLAMA, "linear": 9},
+    "google/gemma-2-9b": {**LLAMA, "norm": 9},
+    "google/gemma-3-4b-it (text)": {**LLAMA, "norm": 13},
+    "openai/gpt-oss-20b": {k: v for k, v in MIXTURE.items() if k != "gate"},
+    "deepseek-ai/DeepSeek-V2-Lite": {"norm": 7, "linear": 16, "attention": 2, "gate": 3},
+    "allenai/OLMo-2-1124-7B": {**LLAMA, "norm": 9},
+    "allenai/Olmo-3-1025-7B": {**LLAMA, "norm": 9},
+    "allenai/OLMoE-1B-7B-0924": {**MIXTURE, "norm": 9},
+    "HuggingFaceTB/SmolLM2-135M": LLAMA,
+    "openai-community/gpt2": {"norm": 5, "linear": 9, "attention": 2, "activation": 2},
+    "EleutherAI/pythia-1.4b": {"norm": 5, "linear": 9, "turned": 4, "attention": 2, "activation": 2},
+    "tiiuae/falcon-7b": {"norm": 3, "linear": 9, "turned": 4, "attention": 2, "activation": 2},
+}
+#: What source form leaves to the author although graph form has it; docs/limits.md says why.
+LIMITS = {"append"}
+#: The same, for the Definitions that are used without being named: half of a rotary embedding in a helper function.
+DEFAULT_LIMITS = {"EleutherAI/pythia-1.4b": {"append", "turned"}}
+
+
+def logits(model: nn.Module) -> verify.Outputs:
+    """The prompt, eight cached steps, and both again for a batch padded on the left."""
+    sample = verify.sample_inputs(model, batch=2)
+    return verify.run_language_model(model, sample, lambda m, r: dict([cache_of(m, r)]), STEPS)
+
+
+def assert_as_good(model: nn.Module, before: verify.Outputs, wide: verify.Outputs | None) -> None:
+    """As near to a run in float64 as the original's logits are; of experts, which torch cannot run so, to those."""
+    checks = verify.compare(before, logits(model), wide, torch.float32)
+    assert len(checks) == 1 + STEPS + 1 + STEPS // 2
+    assert [str(check) for check in checks if not check.passed] == []
+
+
+def functions(model: nn.Module) -> list[tuple[Any, Any]]:
+    return [(type(module), type(module).forward) for module in model.modules()]
+
+
+def assert_nothing_is_left_out(model: nn.Module, whole: Mapping[str, int], limits: Collection[str]) -> None:
+    """In each call what the graph form takes over the source form takes over too, up to its limits.
+
+    A graph may compute a norm once more for a linear that has it built in, so ``whole`` is the most that counts.
+    """
+    made = report(model)
+    assert set(made.estimates) == {"prefill", "decode"}, made.problems
+    for call, estimate in made.estimates.items():
+        here, anywhere = parts(estimate.counts()), parts(made.graph_form[call].counts())
+        wanted = {part: min(count, whole.get(part, count)) for part, count in anywhere.items() if part not in limits}
+        assert {part: here.get(part, 0) for part in wanted} == wanted, call
+
+
+def test_the_table_is_the_shipped_one() -> None:
+    assert set(PARTS) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_with_the_definitions_that_are_used_by_themselves(name: str) -> None:
+    model = small(name)
+    before, wide, original = logits(model), wider_outputs(model, logits), functions(model)
+    assert kernelize(model, strict=True) is model
+    assert report(model).checks
+    assert_as_good(model, before, wide)
+    assert_nothing_is_left_out(model, PARTS[name], DEFAULT_LIMITS.get(name, LIMITS))
+    restore(model)
+    assert functions(model) == original
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_with_every_definition_that_has_a_kernel(name: str) -> None:
+    model = small(name)
+    before, wide, original = logits(model), wider_outputs(model, logits), functions(model)
+    kernelize(model, strict=True, only=EVERY, verify=False)
+    assert_as_good(model, before, wide)
+    assert_nothing_is_left_out(model, PARTS[name], LIMITS)
+    for estimate in report(model).estimates.values():
+        assert parts(estimate.counts()) == PARTS[name]
+    assert all(torch.equal(logits(restore(model))[call][0], before[call][0]) for call in before)
+    assert functions(model) == original
+
+
+#: Model -> the Definitions' parts at its own widths, where experts pay off too.
+WIDE = {
+    "Qwen/Qwen3-0.6B": PARTS["Qwen/Qwen3-0.6B"],
+    "meta-llama/Llama-3.1-8B": LLAMA,
+    "google/gemma-3-4b-it (text)": PARTS["google/gemma-3-4b-it (text)"],
+    "openai/gpt-oss-20b": {**PARTS["openai/gpt-oss-20b"], "experts": 2},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (i > 0)) for i, name in enumerate(WIDE)]
+)
+def test_two_layers_of_true_width(name: str) -> None:
+    model = true_widths(name)
+    before, wide = logits(model), wider_outputs(model, logits)
+    kernelize(model, strict=True, only=EVERY, verify=False)
+    assert_as_good(model, before, wide)
+    for estimate in report(model).estimates.values():
+        assert parts(estimate.counts()) == WIDE[name]
+    assert_nothing_is_left_out(model, WIDE[name], LIMITS)
