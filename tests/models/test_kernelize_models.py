@@ -16,6 +16,7 @@ from tilegym_fx.breadth.judge import usable
 from tilegym_fx.export import cache_of
 from tilegym_fx.inventory import load
 from tilegym_fx.kernelize import kernelize, report, restore, wider_outputs
+from tilegym_fx.model_source import shipped_models
 
 STEPS = 8
 EVERY = usable(load())
@@ -48,8 +49,8 @@ PARTS: dict[str, dict[str, int]] = {
 }
 #: What source form leaves to the author although graph form has it; docs/limits.md says why.
 LIMITS = {"append"}
-#: The same, for the Definitions that are used without being named: half of a rotary embedding in a helper function.
-DEFAULT_LIMITS = {"EleutherAI/pythia-1.4b": {"append", "turned"}}
+#: One model of each type; at small sizes the others of its type are the same.
+TYPES = tuple({fields["model_type"]: name for name, fields in shipped_models().items()}.values())
 
 
 def logits(model: nn.Module) -> verify.Outputs:
@@ -93,12 +94,12 @@ def test_with_the_definitions_that_are_used_by_themselves(name: str) -> None:
     assert kernelize(model, strict=True) is model
     assert report(model).checks
     assert_as_good(model, before, wide)
-    assert_nothing_is_left_out(model, PARTS[name], DEFAULT_LIMITS.get(name, LIMITS))
+    assert_nothing_is_left_out(model, PARTS[name], LIMITS)
     restore(model)
     assert functions(model) == original
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TYPES)
 def test_with_every_definition_that_has_a_kernel(name: str) -> None:
     model = small(name)
     before, wide, original = logits(model), wider_outputs(model, logits), functions(model)
