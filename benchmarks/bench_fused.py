@@ -97,10 +97,12 @@ MODELS = {"Llama-8B": (4096, 4096, 1024, 14336), "Qwen3-4B": (2560, 4096, 1024, 
 
 def gated_cases() -> Iterator[Case]:
     kernels = module("linear_silu_mul")
+    one = [(1, 4, 1024, 4), (1, 8, 1024, 2), (1, 8, 512, 4), (1, 16, 512, 2), (1, 4, 1024, 4, 0, False)]
     few = [
         *((16, 32, 64, 4), (16, 32, 128, 4), (16, 32, 128, 3), (16, 32, 128, 2)),
         *((16, 64, 64, 3), (16, 64, 64, 2), (16, 64, 128, 2)),
     ]
+    some = [(32, 32, 64, 4), (32, 32, 128, 3), (32, 64, 64, 3), (32, 64, 64, 2), (32, 64, 128, 2)]
     many = [(128, 128, 64, 1, 8), (256, 64, 64, 1, 8), (128, 64, 64, 2), (128, 128, 64, 1, 4)]
     for model, rows in (
         ("Llama-8B", 1),
@@ -118,7 +120,7 @@ def gated_cases() -> Iterator[Case]:
             "fused": op("rms_norm_linear_silu_mul"), "norm + gated": norm_then_gated, "apart": gated_apart,
             "eager": INVENTORY.reference("rms_norm_linear_silu_mul"),
         }  # fmt: skip
-        tilings = many if rows > 64 else few if rows <= 16 else []
+        tilings = [*one, *few] if rows == 1 else few if rows <= 16 else some if rows <= 32 else many
         sweep = {label(t): functools.partial(gated_with, kernels, kernels.Tiling(*t)) for t in tilings}
         yield Case("gated", f"{model} {rows} rows", make, runs, sweep, 4.0 * depth * inner)
 
@@ -147,10 +149,12 @@ def gated_with(kernels: Any, tiling: Any, x: Any, norm: Any, eps: float, gate: A
 
 def qkv_cases() -> Iterator[Case]:
     kernels = module("linear_qkv")
-    few = [
-        *((16, 32, 128, 2), (16, 32, 128, 4), (16, 32, 256, 2), (16, 32, 64, 4)),
-        *((16, 64, 64, 3), (16, 64, 128, 2)),
+    one = [
+        *((1, 8, 512, 6), (1, 16, 512, 3), (1, 8, 1024, 4), (1, 4, 1024, 4), (1, 16, 1024, 2)),
+        *((1, 8, 512, 6, 0, False), (1, 4, 1024, 4, 0, False), (1, 4, 1024, 8, 0, False)),
     ]
+    few = [(16, 32, 128, 3), (16, 32, 128, 4), (16, 32, 256, 2), (16, 32, 64, 4), (16, 64, 128, 2), (16, 16, 256, 4)]
+    some = [(32, 32, 128, 4), (32, 32, 256, 2), (32, 64, 128, 2), (32, 64, 64, 4), (32, 128, 64, 2)]
     for model, rows in (("Llama-8B", 1), ("Llama-8B", 8), ("Llama-8B", 32), ("Qwen3-4B", 1)):
         depth, queries, keys, _ = MODELS[model]
 
@@ -162,9 +166,10 @@ def qkv_cases() -> Iterator[Case]:
             "fused": op("rms_norm_linear_qkv"), "norm + qkv": norm_then_qkv, "apart": qkv_apart,
             "eager": INVENTORY.reference("rms_norm_linear_qkv"),
         }  # fmt: skip
-        sweep = {label(t): functools.partial(qkv_with, kernels, kernels.Tiling(*t)) for t in few}
+        tilings = [*one, *few] if rows == 1 else few if rows <= 16 else some
+        sweep = {label(t): functools.partial(qkv_with, kernels, kernels.Tiling(*t)) for t in tilings}
         size = 2.0 * depth * (queries + 2 * keys)
-        yield Case("qkv", f"{model} {rows} rows", make, runs, sweep if rows <= 16 else {}, size)
+        yield Case("qkv", f"{model} {rows} rows", make, runs, sweep, size)
 
 
 def norm_then_qkv(x: Any, norm: Any, eps: float, *weights: Any) -> Any:
@@ -180,6 +185,29 @@ def qkv_with(kernels: Any, tiling: Any, x: Any, norm: Any, eps: float, *weights:
     outs = tuple(torch.empty(x.shape[0], w.shape[0], dtype=x.dtype, device=x.device) for w in weights)
     kernels.run_qkv(x, kernels.Norm(norm, eps), weights, None, outs, tiling)
     return outs
+
+
+def attention_cases() -> Iterator[Case]:
+    """One query against a static cache that is nearly full, as transformers masks it."""
+    kernels = module("gqa_attention_masked")
+    name = "gqa_attention_masked"
+    for batch, keys in ((1, 2112), (1, 8256), (8, 2112), (32, 2112)):
+
+        def make(batch: int = batch, keys: int = keys) -> Arguments:
+            mask = (torch.arange(keys, device="cuda") < keys - 50).expand(batch, 1, 1, keys)
+            k, v = rows_of(2, batch, 8, keys, 128)
+            return rows_of(batch, 32, 1, 128), k, v, mask, 128**-0.5
+
+        runs = {"fused": op(name), "eager": INVENTORY.reference(name)}
+        tilings = [(0, 64, 3, 0, 1), (0, 64, 3, 0, 4), (0, 128, 2, 0, 2), (0, 32, 4, 0, 4), (0, 128, 2, 0, 1)]
+        sweep = {label(t): functools.partial(attention_with, kernels, kernels.Tiling(*t)) for t in tilings}
+        yield Case("attention", f"{batch}x{keys} 32/8 d128", make, runs, sweep, 4.0 * batch * keys * 8 * 128)
+
+
+def attention_with(kernels: Any, tiling: Any, q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any:
+    y = torch.empty(q.shape[0], 1, q.shape[1], 128, dtype=q.dtype, device=q.device)
+    kernels.run_decode(q, k, v, kernels._compact(mask, k.shape[2]), y, scale, tiling)
+    return y
 
 
 def other_cases() -> Iterator[Case]:
@@ -328,7 +356,7 @@ def eager_layer(
 
 
 def all_cases() -> list[Case]:
-    return [*layer_cases(), *gated_cases(), *qkv_cases(), *other_cases()]
+    return [*layer_cases(), *gated_cases(), *qkv_cases(), *attention_cases(), *other_cases()]
 
 
 def wide(value: Any) -> Any:

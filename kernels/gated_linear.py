@@ -8,10 +8,13 @@ input: the GPU drains and fills up once instead of two or three times, and x, th
 travel through memory. Products are `ct.mma` on ROWS x FEATURES x DEPTH tiles as in linear.py, summed in
 float32. Gate and up are rounded as they are on their own, then multiplied as gated_activation.py does.
 
-The norm. Each block finds the scale 1 / sqrt(mean(x^2) + eps) of its rows first, while the copy engine
-already fetches weights, and tiles of x are scaled in registers on their way into the product, with one
-rounding where the separate norm has one or two. With more than NORM_ROWS rows the norm is a launch of its own
-(norm.py): too many blocks would each norm the same rows.
+The norm. Its scale 1 / sqrt(mean(x^2) + eps) is one number for a row, so it commutes with the product: tiles of
+x are multiplied by the norm's weight on their way in, their squares are summed beside, and the finished sums
+are scaled. Nothing waits for a pass over x. What is rounded is x times weight, once, where the separate norm
+rounds once or twice. float16 has not the range for that, nor is it worth while with more than NORM_ROWS rows,
+which too many blocks would each norm again: then the norm is a launch of its own (norm.py).
+
+One row is multiplied in float32 registers, [FEATURES, DEPTH] at a time, and summed over K at the end.
 
 Overlap. The kernels let their successor start early and wait for their predecessor before they touch memory:
 launched with programmatic dependent launch, a block's start is hidden behind the end of the kernel before.
@@ -28,7 +31,7 @@ import torch
 from tilegym_fx.launch import launch
 
 from .gated_activation import GELU_TANH, SILU, gated
-from .linear import MULTIPROCESSORS, _processors, _unit_stride, grouped
+from .linear import LATENCY, MULTIPROCESSORS, _processors, _unit_stride, grouped
 from .norm import rms_norm, rms_norm_plus_one
 
 # The norm before the product: the parameter NORM of the kernels.
@@ -38,11 +41,9 @@ RMS_PLUS_ONE = 2  # times 1 + weight
 
 #: Up to so many rows the norm is part of the product's kernel.
 NORM_ROWS = 64
-#: Bytes of x that a block of several rows reads at a time to find their scales.
-SCALE_BYTES = 16384
-
 ZERO = ct.PaddingMode.ZERO
 Int = ct.Constant[int]
+Flag = ct.Constant[bool]
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,12 @@ class Tiling:
     """How a fused product is cut into blocks.
 
     Attributes:
-        rows: Rows of x a block owns.
+        rows: Rows of x a block owns; 1 multiplies in registers, more on the matrix units.
         features: Rows of each W, columns of the result.
         depth: Step along K.
         occupancy: Blocks that should fit on one multiprocessor.
         worker_warps: Warps that compute, 0 for the compiler's choice.
+        tma: Whether the loads of one row's product may use the bulk-copy engine (the others always may).
     """
 
     rows: int
@@ -62,6 +64,30 @@ class Tiling:
     depth: int
     occupancy: int
     worker_warps: int = 0
+    tma: bool = True
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.rows, self.features, self.depth
+
+
+def row_tile(x, norm_weight, row, k, squares, shape, norm, dtype):
+    """Tile k of the rows as it is multiplied, and their squares with those of this tile."""
+    tile = ct.load(x, (row, k), shape, padding_mode=ZERO)
+    if norm == NO_NORM:
+        return ct.astype(tile, dtype), squares
+    wide = ct.astype(tile, ct.float32)
+    factor = ct.astype(ct.load(norm_weight, (k,), (shape[1],), padding_mode=ZERO), ct.float32)
+    if norm == RMS_PLUS_ONE:
+        factor = factor + 1.0
+    return ct.astype(wide * ct.reshape(factor, (1, shape[1])), dtype), squares + wide * wide
+
+
+def row_scale(squares, hidden, eps, norm):
+    """[ROWS, 1]: 1 / sqrt(mean(x^2) + eps) from the squares of whole rows; 1 without a norm."""
+    if norm == NO_NORM:
+        return ct.full((1, 1), 1.0, ct.float32)
+    return ct.rsqrt(ct.sum(squares, axis=1, keepdims=True) * (1.0 / hidden) + eps)
 
 
 def weight_tile(weight, k, column, shape):
@@ -69,50 +95,39 @@ def weight_tile(weight, k, column, shape):
     return ct.load(weight, (k, column), shape, order=(1, 0), padding_mode=ZERO)
 
 
-def row_scale(x, row, eps, norm, hidden, shape):
-    """[ROWS, 1]: 1 / sqrt(mean(x^2) + eps) of the block's rows; 1 without a norm."""
-    if norm == NO_NORM:
-        return ct.full((1, 1), 1.0, ct.float32)
-    squares = ct.zeros(shape, ct.float32)
-    if shape[0] == 1 and hidden % shape[1] == 0:
-        for k in ct.static_iter(range(hidden // shape[1])):
-            wide = ct.astype(ct.load(x, (row, k), shape, check_bounds=False, allow_tma=False), ct.float32)
-            squares = squares + wide * wide
-    else:
-        for k in range(ct.cdiv(hidden, shape[1])):
-            wide = ct.astype(ct.load(x, (row, k), shape, padding_mode=ZERO), ct.float32)
-            squares = squares + wide * wide
-    return ct.rsqrt(ct.sum(squares, axis=1, keepdims=True) * (1.0 / hidden) + eps)
-
-
-def row_tile(x, norm_weight, row, k, scale, shape, norm):
-    """Tile k of the rows as it is multiplied."""
-    tile = ct.load(x, (row, k), shape, padding_mode=ZERO)
-    if norm == NO_NORM:
-        return tile
-    factor = ct.astype(ct.load(norm_weight, (k,), (shape[1],), padding_mode=ZERO), ct.float32)
-    if norm == RMS_PLUS_ONE:
-        factor = factor + 1.0
-    return ct.astype(ct.astype(tile, ct.float32) * scale * ct.reshape(factor, (1, shape[1])), tile.dtype)
+def weight_rows(weight, column, k, shape, tma):
+    """A tile [FEATURES, DEPTH] of W [features, K] in float32."""
+    return ct.astype(ct.load(weight, (column, k), shape, padding_mode=ZERO, latency=LATENCY, allow_tma=tma), ct.float32)
 
 
 @ct.kernel
 def gated_linear_kernel(
     x, norm_weight, gate_weight, up_weight, out, eps,
-    NORM: Int, HIDDEN: Int, SCALE_ROWS: Int, SCALE_WIDTH: Int,
-    KIND: Int, ROWS: Int, FEATURES: Int, DEPTH: Int,
+    NORM: Int, HIDDEN: Int, KIND: Int, ROWS: Int, FEATURES: Int, DEPTH: Int, TMA: Flag,
 ):  # fmt: skip
     ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
     row, column = grouped(ct.bid(0), ct.cdiv(x.shape[0], ROWS), ct.cdiv(out.shape[1], FEATURES))
-    scale = row_scale(x, row, eps, NORM, HIDDEN, (SCALE_ROWS, SCALE_WIDTH))
-    gate = ct.zeros((ROWS, FEATURES), ct.float32)
-    up = ct.zeros((ROWS, FEATURES), ct.float32)
-    for k in range(ct.cdiv(x.shape[1], DEPTH)):
-        left = row_tile(x, norm_weight, row, k, scale, (ROWS, DEPTH), NORM)
-        gate = ct.mma(left, weight_tile(gate_weight, k, column, (DEPTH, FEATURES)), gate)
-        up = ct.mma(left, weight_tile(up_weight, k, column, (DEPTH, FEATURES)), up)
-    result = gated(ct.astype(gate, out.dtype), ct.astype(up, out.dtype), KIND, out.dtype == ct.float32)
+    squares = ct.zeros((ROWS, DEPTH), ct.float32)
+    if ROWS == 1:
+        gates = ct.zeros((FEATURES, DEPTH), ct.float32)
+        ups = ct.zeros((FEATURES, DEPTH), ct.float32)
+        for k in range(ct.cdiv(x.shape[1], DEPTH)):
+            left, squares = row_tile(x, norm_weight, row, k, squares, (1, DEPTH), NORM, ct.float32)
+            gates = gates + weight_rows(gate_weight, column, k, (FEATURES, DEPTH), TMA) * left
+            ups = ups + weight_rows(up_weight, column, k, (FEATURES, DEPTH), TMA) * left
+        gate = ct.reshape(ct.sum(gates, axis=1), (1, FEATURES))
+        up = ct.reshape(ct.sum(ups, axis=1), (1, FEATURES))
+    else:
+        gate = ct.zeros((ROWS, FEATURES), ct.float32)
+        up = ct.zeros((ROWS, FEATURES), ct.float32)
+        for k in range(ct.cdiv(x.shape[1], DEPTH)):
+            left, squares = row_tile(x, norm_weight, row, k, squares, (ROWS, DEPTH), NORM, x.dtype)
+            gate = ct.mma(left, weight_tile(gate_weight, k, column, (DEPTH, FEATURES)), gate)
+            up = ct.mma(left, weight_tile(up_weight, k, column, (DEPTH, FEATURES)), up)
+    scale = row_scale(squares, HIDDEN, eps, NORM)
+    gate, up = ct.astype(gate * scale, out.dtype), ct.astype(up * scale, out.dtype)
+    result = gated(gate, up, KIND, out.dtype == ct.float32)
     ct.store(out, (row, column), ct.astype(result, out.dtype))
 
 
@@ -156,24 +171,19 @@ class Norm:
 
 
 def split_norm(x: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, Norm | None]:
-    """Rows as a matrix; normed already if there are too many for the kernel to do it."""
+    """Rows as a matrix; normed already where the kernel should not do it."""
     x = x.reshape(-1, x.shape[-1])
-    if norm is not None and x.shape[0] > NORM_ROWS:
+    rows = x.shape[0]
+    if norm is not None and (rows > NORM_ROWS or (rows > 1 and x.dtype == torch.float16)):
         return norm(x), None
     return _unit_stride(x), norm
 
 
-def norm_arguments(
-    x: torch.Tensor, norm: Norm | None, *arrays: torch.Tensor, tiling: Tiling
-) -> tuple[torch.Tensor | float, ...]:
-    """What every kernel takes after x: the norm's weight, its own arrays, epsilon, the norm's constants."""
-    rows, hidden = x.shape
+def norm_arguments(x: torch.Tensor, norm: Norm | None, *arrays: torch.Tensor) -> tuple[torch.Tensor | float, ...]:
+    """What every kernel takes first: x, the norm's weight, its own arrays, epsilon, kind of norm and K."""
     if norm is None:
-        return (x, *arrays, 0.0, NO_NORM, 1, 1, 1)
-    height, width = tiling.rows, SCALE_BYTES // (x.itemsize * tiling.rows)
-    if rows == 1:  # in widths that divide K, if that is even enough
-        height, width = 1, min(1024, hidden & -hidden) if hidden % 128 == 0 else 1024
-    return (norm.weight, *arrays, norm.eps, norm.kind, hidden, height, width)
+        return (x, x, *arrays, 0.0, NO_NORM, 1)
+    return (x, norm.weight, *arrays, norm.eps, norm.kind, x.shape[1])
 
 
 @cache
@@ -204,8 +214,8 @@ def run_gated(
     """Fill out [rows, features] = act(gate) * up, cut as `tiling` says."""
     rows, features = out.shape
     grid = (-(-rows // tiling.rows) * -(-features // tiling.features),)
-    args = (x, *norm_arguments(x, norm, gate, up, out, tiling=tiling), kind)
-    launch(hinted(gated_linear_kernel, tiling), grid, (*args, tiling.rows, tiling.features, tiling.depth))
+    args = (*norm_arguments(x, norm, gate, up, out), kind)
+    launch(hinted(gated_linear_kernel, tiling), grid, (*args, *tiling.shape, tiling.tma))
 
 
 def linear_silu_mul(

@@ -15,9 +15,9 @@ of one tile, so that keys and values are read once, and blocks share the keys am
 
 Masks are boolean (True = attend) or added to the scaled products. Most of a mask is often empty: above the
 diagonal, outside a window, beyond the filled part of a static cache. Keys outside the span that the queries
-of a block see are not read. In decode each block finds that span itself, before it takes its share; in
-prefill `attention_span_kernel` writes it. A query that sees no key gives 0, as in
-F.scaled_dot_product_attention.
+of a block see are not read. In decode each block finds that span itself, before it takes its share; where
+shares are of a step or two, it just looks whether its own are needed. In prefill `attention_span_kernel`
+writes the span. A query that sees no key gives 0, as in F.scaled_dot_product_attention.
 
 Tiles have the next power of two above D (80 and 96 run as 128); the part beyond D is zeros, which add
 nothing.
@@ -52,6 +52,8 @@ SPAN_COLUMNS = 512
 #: each step costs the latency of memory. Never fewer, however few the keys are: with tiles of 16 columns the
 #: kernel never ended on an H200 (CTK 13.4.92, a boolean mask of 13 keys).
 SPAN_ELEMENTS = 4096
+#: Up to so many steps of a decode block are looked at one by one, instead of searching the span of all.
+UNSEARCHED_STEPS = 2
 #: Up to so many queries count as decode, if with their heads they fill at most 128 rows of 2-byte elements or
 #: 32 of 4-byte ones: rows times the square of the element size.
 DECODE_QUERIES = 8
@@ -215,7 +217,7 @@ def attention_prefill_kernel(
 def attention_decode_kernel(
     q, k, v, mask, y, parts, tops, totals, factor,
     HEADS: Int, QUERIES: Int, KEYS: Int, WIDTH: Int, VALUE_WIDTH: Int,
-    MASK: Int, MASK_ROWS: Int, COLUMNS: Int, DIRECT: Flag,
+    MASK: Int, MASK_ROWS: Int, COLUMNS: Int, SEARCH: Flag, DIRECT: Flag,
 ):  # fmt: skip
     ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
@@ -225,7 +227,7 @@ def attention_decode_kernel(
     query = ct.load(q, (batch, head, 0, 0, 0), (1, 1, HEADS, QUERIES, WIDTH), padding_mode=ZERO)
     query = ct.reshape(query, (rows, WIDTH))
     first, last = 0, ct.cdiv(keys, KEYS)
-    if MASK != NO_MASK:
+    if SEARCH:
         from_end, from_start = reach(mask, batch, 0, 0, MASK_ROWS, COLUMNS, MASK)
         first, last = (keys - ct.max(from_end)) // KEYS, ct.cdiv(ct.max(from_start), KEYS)
     share = ct.cdiv(ct.maximum(last - first, 0), ct.num_blocks(1))
@@ -234,18 +236,23 @@ def attention_decode_kernel(
     top = ct.full((rows, 1), -INFINITY, ct.float32)
     total = ct.zeros((rows, 1), ct.float32)
     out = ct.zeros((rows, VALUE_WIDTH), ct.float32)
+    shape = (KEYS, VALUE_WIDTH)
     for step in range(first, last):
-        scores = products(query, k, batch, head, step, KEYS)
         if MASK == NO_MASK:
-            scores, rest = ct.where(numbers(step, KEYS, 1) < keys, scores, -INFINITY), factor
+            scores = products(query, k, batch, head, step, KEYS)
+            scores = ct.where(numbers(step, KEYS, 1) < keys, scores, -INFINITY)
+            top, total, out = attend(scores, factor, read_values(v, batch, head, step, shape), top, total, out)
         else:
             tile = read_mask(mask, batch, 0, 0, step, (MASK_ROWS, KEYS), MASK)
             if MASK_ROWS > 1:  # the mask has a row for each query, which all heads share
                 tile = ct.broadcast_to(ct.reshape(tile, (1, QUERIES, KEYS)), (HEADS, QUERIES, KEYS))
                 tile = ct.reshape(tile, (rows, KEYS))
-            scores, rest = masked(scores, factor, tile, MASK)
-        values = read_values(v, batch, head, step, (KEYS, VALUE_WIDTH))
-        top, total, out = attend(scores, rest, values, top, total, out)
+            if SEARCH:  # noqa: SIM114  a constant: joined with the other condition it would be tested in every step
+                scores, rest = masked(products(query, k, batch, head, step, KEYS), factor, tile, MASK)
+                top, total, out = attend(scores, rest, read_values(v, batch, head, step, shape), top, total, out)
+            elif ct.max(ct.where(tile, 1, 0)) > 0:
+                scores, rest = masked(products(query, k, batch, head, step, KEYS), factor, tile, MASK)
+                top, total, out = attend(scores, rest, read_values(v, batch, head, step, shape), top, total, out)
     if DIRECT:
         out = out * (1.0 / ct.where(total > 0.0, total, 1.0))
         out = ct.permute(ct.reshape(out, (HEADS, QUERIES, VALUE_WIDTH)), (1, 0, 2))
@@ -400,6 +407,8 @@ def run_decode(
     pairs = batch * key_heads
     wanted = tiling.blocks * _processors(q.device) // pairs
     shares = max(1, min(wanted, -(-keys // tiling.keys), MAX_SHARES))
+    steps = -(-keys // tiling.keys)
+    search = mask is not None and (kind == ADDITIVE or steps > UNSEARCHED_STEPS * shares)
     rows = group_rows * queries
     parts = tops = totals = q  # a kernel takes no None; it does not write these then
     if shares > 1:
@@ -413,7 +422,7 @@ def run_decode(
             q.unflatten(1, (key_heads, group)), k, v, q if mask is None else mask,
             grouped, parts, tops, totals, scale * LOG2_E,
             group_rows, queries, tiling.keys, _power(width), _power(value_width),
-            kind, mask_rows, columns, shares == 1,
+            kind, mask_rows, columns, search, shares == 1,
         ),
     )  # fmt: skip
     if shares > 1:

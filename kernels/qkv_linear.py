@@ -19,6 +19,7 @@ from tilegym_fx.launch import launch
 from .gated_linear import (
     RMS_PLUS_ONE,
     ZERO,
+    Flag,
     Int,
     Norm,
     Tiling,
@@ -28,6 +29,7 @@ from .gated_linear import (
     row_scale,
     row_tile,
     split_norm,
+    weight_rows,
     weight_tile,
 )
 from .linear import _processors, _unit_stride, linear, linear_bias
@@ -35,17 +37,25 @@ from .linear import _processors, _unit_stride, linear, linear_bias
 #: Up to so many rows q, k and v are one launch.
 QKV_ROWS = 64
 
-Flag = ct.Constant[bool]
 Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def project(x, norm_weight, weight, bias, out, row, column, scale, norm, has_bias, shape):
+def project(x, norm_weight, weight, bias, out, row, column, eps, norm, hidden, has_bias, shape, tma):
     """One tile of the rows times one weight; `shape` is (ROWS, FEATURES, DEPTH)."""
     rows, features, depth = shape
-    sums = ct.zeros((rows, features), ct.float32)
-    for k in range(ct.cdiv(x.shape[1], depth)):
-        left = row_tile(x, norm_weight, row, k, scale, (rows, depth), norm)
-        sums = ct.mma(left, weight_tile(weight, k, column, (depth, features)), sums)
+    squares = ct.zeros((rows, depth), ct.float32)
+    if rows == 1:
+        products = ct.zeros((features, depth), ct.float32)
+        for k in range(ct.cdiv(x.shape[1], depth)):
+            left, squares = row_tile(x, norm_weight, row, k, squares, (1, depth), norm, ct.float32)
+            products = products + weight_rows(weight, column, k, (features, depth), tma) * left
+        sums = ct.reshape(ct.sum(products, axis=1), (1, features))
+    else:
+        sums = ct.zeros((rows, features), ct.float32)
+        for k in range(ct.cdiv(x.shape[1], depth)):
+            left, squares = row_tile(x, norm_weight, row, k, squares, (rows, depth), norm, x.dtype)
+            sums = ct.mma(left, weight_tile(weight, k, column, (depth, features)), sums)
+    sums = sums * row_scale(squares, hidden, eps, norm)
     if has_bias:
         added = ct.astype(ct.load(bias, (column,), (features,), padding_mode=ZERO), ct.float32)
         sums = sums + ct.reshape(added, (1, features))
@@ -54,27 +64,24 @@ def project(x, norm_weight, weight, bias, out, row, column, scale, norm, has_bia
 
 @ct.kernel
 def normed_linear_kernel(
-    x, norm_weight, weight, out, eps,
-    NORM: Int, HIDDEN: Int, SCALE_ROWS: Int, SCALE_WIDTH: Int, ROWS: Int, FEATURES: Int, DEPTH: Int,
+    x, norm_weight, weight, out, eps, NORM: Int, HIDDEN: Int, ROWS: Int, FEATURES: Int, DEPTH: Int, TMA: Flag
 ):  # fmt: skip
     ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
     column, row = ct.bid(0), ct.bid(1)
-    scale = row_scale(x, row, eps, NORM, HIDDEN, (SCALE_ROWS, SCALE_WIDTH))
     shape = (ROWS, FEATURES, DEPTH)
-    project(x, norm_weight, weight, weight, out, row, column, scale, NORM, False, shape)
+    project(x, norm_weight, weight, weight, out, row, column, eps, NORM, HIDDEN, False, shape, TMA)
 
 
 @ct.kernel
 def qkv_linear_kernel(
     x, norm_weight, q_weight, k_weight, v_weight, q_bias, k_bias, v_bias, q, k, v, eps,
-    NORM: Int, HIDDEN: Int, SCALE_ROWS: Int, SCALE_WIDTH: Int,
-    BIAS: Flag, Q_TILES: Int, K_TILES: Int, ROWS: Int, FEATURES: Int, DEPTH: Int,
+    NORM: Int, HIDDEN: Int, BIAS: Flag, Q_TILES: Int, K_TILES: Int,
+    ROWS: Int, FEATURES: Int, DEPTH: Int, TMA: Flag,
 ):  # fmt: skip
     ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
     column, row = ct.bid(0), ct.bid(1)
-    scale = row_scale(x, row, eps, NORM, HIDDEN, (SCALE_ROWS, SCALE_WIDTH))
     if column < Q_TILES:
         weight, bias, out = q_weight, q_bias, q
     elif column < Q_TILES + K_TILES:
@@ -84,7 +91,7 @@ def qkv_linear_kernel(
         column = column - Q_TILES - K_TILES
         weight, bias, out = v_weight, v_bias, v
     shape = (ROWS, FEATURES, DEPTH)
-    project(x, norm_weight, weight, bias, out, row, column, scale, NORM, BIAS, shape)
+    project(x, norm_weight, weight, bias, out, row, column, eps, NORM, HIDDEN, BIAS, shape, TMA)
 
 
 def _qkv(x: torch.Tensor, weights: Weights, biases: Weights | None = None, norm: Norm | None = None) -> Weights:
@@ -120,9 +127,9 @@ def run_qkv(
     """Fill outs, three of [rows, features], cut as `tiling` says."""
     tiles = [-(-out.shape[1] // tiling.features) for out in outs]
     arrays = (*weights, *(weights if biases is None else biases), *outs)
-    args = (x, *norm_arguments(x, norm, *arrays, tiling=tiling), biases is not None, *tiles[:2])
+    args = (*norm_arguments(x, norm, *arrays), biases is not None, *tiles[:2])
     grid = (sum(tiles), -(-x.shape[0] // tiling.rows))
-    launch(hinted(qkv_linear_kernel, tiling), grid, (*args, tiling.rows, tiling.features, tiling.depth))
+    launch(hinted(qkv_linear_kernel, tiling), grid, (*args, *tiling.shape, tiling.tma))
 
 
 def linear_qkv(input: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, v_weight: torch.Tensor) -> Weights:
@@ -189,5 +196,5 @@ def run_normed(
 ) -> None:  # fmt: skip
     """Fill out [rows, features], cut as `tiling` says."""
     grid = (-(-out.shape[1] // tiling.features), -(-x.shape[0] // tiling.rows))
-    args = (x, *norm_arguments(x, norm, weight, out, tiling=tiling))
-    launch(hinted(normed_linear_kernel, tiling), grid, (*args, tiling.rows, tiling.features, tiling.depth))
+    args = norm_arguments(x, norm, weight, out)
+    launch(hinted(normed_linear_kernel, tiling), grid, (*args, *tiling.shape, tiling.tma))
