@@ -33,6 +33,8 @@ MAX_LENGTH = 2**31 - 1
 
 LOG2_E = 1.4426950408889634
 TWICE_ROOT = 1.5957691216057308  # 2 * sqrt(2 / pi)
+#: Where Phi(-a) has long been zero in float32; beyond it inf * 0 would be a NaN.
+TAIL_ENDS = 16.0
 #: Coefficients of P, highest power first.
 TAIL = (
     0.03567484410792854, -0.15720335906313818, 0.2063539482841781, -0.05368401305839104,
@@ -61,7 +63,7 @@ def normal_tail(a, exact):
 
 def activation(x, kind, exact):
     if kind == GELU:
-        size = ct.abs(x)
+        size = ct.minimum(ct.abs(x), TAIL_ENDS, propagate_nan=True)
         return ct.maximum(x, 0.0, propagate_nan=True) - size * normal_tail(size, exact)
     if kind == GELU_TANH:
         twice = TWICE_ROOT * (x + 0.044715 * x * x * x)

@@ -39,6 +39,8 @@ MAX_LENGTH = 2**31 - 1
 
 LOG2_E = 1.4426950408889634
 TWICE_ROOT = 1.5957691216057308  # 2 * sqrt(2 / pi)
+#: Where Phi(-a) has long been zero in float32; beyond it inf * 0 would be a NaN.
+TAIL_ENDS = 16.0
 #: Coefficients of P, highest power first.
 TAIL = (
     0.03567484410792854, -0.15720335906313818, 0.2063539482841781, -0.05368401305839104,
@@ -71,8 +73,8 @@ def activation(x, kind, exact):
     if kind == GELU_TANH:
         twice = TWICE_ROOT * (x + 0.044715 * x * x * x)
         return divide(x, 1.0 + exp(-twice, exact), exact)
-    size = ct.abs(x)
-    return ct.maximum(x, 0.0) - size * normal_tail(size, exact)
+    size = ct.minimum(ct.abs(x), TAIL_ENDS, propagate_nan=True)
+    return ct.maximum(x, 0.0, propagate_nan=True) - size * normal_tail(size, exact)
 
 
 def gated(gate, up, kind, exact):

@@ -33,6 +33,21 @@ def as_a_factor(
 
 
 @spelling(
+    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/granite_swa/modeling_granite_swa.py#L91-L119"
+)
+def as_a_factor_unscaled(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    sinks: torch.Tensor,
+    scale: float = 1.0,
+) -> torch.Tensor:
+    """The same where the configured scale is 1."""
+    return as_a_factor(q, k, v, mask, sinks, scale)
+
+
+@spelling(
     source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/flint/modeling_flint.py#L207-L236"
 )
 def in_float32(

@@ -291,7 +291,7 @@ class Matcher:
         _require_convex(nodes, index)
         _require_one_mode(region, index)
         by_name = {name: search.bound[p] for p, name in pattern.tensors.items() if p in search.bound}
-        scalars = {k: v.node if isinstance(v, Symbol) else v for k, v in search.scalars.items()}
+        scalars = {k: v.node if isinstance(v, Symbol) else v for k, v in search.scalars.items()} | dict(pattern.fixed)
         inputs = {p: by_name[p] if p in by_name else scalars[p] for p in pattern.parameters}
         _require_outside(inputs, nodes)
         _require_unwritten(region, by_name.values(), outputs, index)

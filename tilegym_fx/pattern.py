@@ -8,6 +8,7 @@ the matched inputs.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +28,7 @@ from .normalize import normalize
 
 if TYPE_CHECKING:
     from .inventory import Inventory
-    from .schema import Definition
+    from .schema import Definition, TensorSpec
 
 _DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -70,11 +71,14 @@ class Form:
         name: ``reference``, or the name of the spelling.
         function: Plain PyTorch with the Definition's inputs as parameters.
         guards: Checks on a place's tensors and literals, each giving a reason to refuse or None.
+        fixed: Scalars for which it is written alone, with their values: those that have a default. What such a
+            number does is not in the graph, as with a factor of 1.
     """
 
     name: str
     function: Callable[..., Any]
     guards: tuple[Callable[..., str | None], ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ class Pattern:
         nodes: Call node -> what it must look like, in graph order.
         users: Call or placeholder node -> the pattern nodes that read it.
         outputs: The nodes that the Definition's outputs are, in order.
-        scalars: The scalar inputs.
+        scalars: The scalar inputs that are read off the graph.
+        fixed: The other scalar inputs, with the value that each has.
     """
 
     definition: str
@@ -101,6 +106,7 @@ class Pattern:
     outputs: tuple[Node, ...]
     scalars: tuple[str, ...]
     graph: Graph = field(repr=False)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def spelling(self) -> str:
@@ -115,7 +121,7 @@ class Pattern:
             (str(p.facts.operation), tuple(index[o] for o in p.facts.operands), str(_printable(p.literals)))
             for p in self.nodes.values()
         )
-        return calls, tuple(index[o] for o in self.outputs)
+        return calls, tuple(index[o] for o in self.outputs), tuple(sorted(self.fixed.items()))
 
 
 def _printable(literals: tuple[tuple[str, Any], ...]) -> list[tuple[str, Any]]:
@@ -182,8 +188,7 @@ class _Probe:
         inputs: dict[str, Any] = {}
         for position, (name, spec) in enumerate(definition.inputs.items()):
             if spec.shape is None:
-                small = 0.0625 * self.seed + 0.001 * position
-                inputs[name] = self.seed + position if "int" in spec.dtype else small
+                inputs[name] = _number(spec, self.seed, position)
             else:
                 shape = [axes[a] for a in spec.shape]
                 inputs[name] = torch.empty(shape, dtype=self._dtype(spec.dtype, len(shape)), device="meta")
@@ -195,6 +200,11 @@ class _Probe:
         if declared not in ("bfloat16", "float16"):
             return _DTYPES[declared]
         return torch.float32 if self.wide_weights and rank == 1 else self.dtype
+
+
+def _number(spec: TensorSpec, seed: int, position: int) -> float:
+    """What the scalar input at a position is at a probe."""
+    return seed + position if "int" in spec.dtype else 0.0625 * seed + 0.001 * position
 
 
 def _probe_pairs(definition: Definition) -> Iterator[tuple[_Probe, _Probe]]:
@@ -233,11 +243,15 @@ def probe_axes(definition: Definition, seed: int, *, equal: bool = False) -> dic
     axes: dict[str, int] = {}
     for position, (name, axis) in enumerate(definition.axes.items()):
         axes[name] = axis.value if axis.type == "const" else 2 * (seed + 2 * position + seed * position)
-    scalars = {name for name, spec in definition.inputs.items() if spec.shape is None}
+    scalars = {
+        name: _number(spec, seed, i) for i, (name, spec) in enumerate(definition.inputs.items()) if not spec.shape
+    }
     for constraint in definition.constraints or ():
-        if scalars & set(re.findall(r"\w+", constraint)):
+        if (match := _DIVIDES.match(constraint)) and match[2] in scalars:
+            axes[match[1]] = seed * int(scalars[match[2]])
+        elif scalars.keys() & set(re.findall(r"\w+", constraint)):
             continue  # it limits what a call may give, not the sizes of the inputs
-        if match := _EQUALS.match(constraint):
+        elif match := _EQUALS.match(constraint):
             axes[match[1]] = int(match[2] or 1) * axes[match[3]]
         elif match := _SUM.match(constraint):
             axes[match[1]] = axes[match[2]] + axes[match[3]]
@@ -256,7 +270,13 @@ def forms_of(inventory: Inventory, name: str) -> Iterator[Form]:
     """The reference of a Definition, then its spellings, each with the guards that apply to it."""
     yield Form("reference", inventory.reference(name), inventory.guards(name))
     for spelling in inventory.spellings(name).values():
-        yield Form(spelling.name, spelling.function, spelling.guards)
+        yield Form(spelling.name, spelling.function, spelling.guards, defaults(spelling.function))
+
+
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters of a spelling that have a default: it is written for these values alone."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
 
 def patterns_of(inventory: Inventory, name: str) -> tuple[Pattern, ...]:
@@ -292,13 +312,14 @@ def _build(definition: Definition, form: Form, pair: tuple[_Probe, _Probe]) -> P
     where = f"{definition.name} ({form.name})"
     traced = []
     for probe in pair:
-        inputs = probe.fake_inputs(definition)
+        inputs = {**probe.fake_inputs(definition), **form.fixed}
         try:
             traced.append((inputs, *trace(form.function, inputs)))
         except (RuntimeError, TypeError, ValueError) as error:
             raise PatternError(f"{where} cannot be traced: {error}") from error
     (inputs, graph, tensors, outputs), (other_inputs, other, *_) = traced
-    scalars = {k: (v, other_inputs[k]) for k, v in inputs.items() if not isinstance(v, torch.Tensor)}
+    numbers = {k: v for k, v in inputs.items() if not isinstance(v, torch.Tensor) and k not in form.fixed}
+    scalars = {k: (v, other_inputs[k]) for k, v in numbers.items()}
     if len(_calls(graph)) != len(_calls(other)):
         raise PatternError(f"{where} traces to different graphs at different sizes")
     pairs = zip(_calls(graph), _calls(other), strict=True)
@@ -332,9 +353,9 @@ def _pattern(
     nodes: Mapping[Node, PatternNode],
 ) -> Pattern:
     users = {n: tuple(u for u in n.users if u in nodes) for n in [*tensors.values(), *nodes]}
-    scalars = tuple(p for p in parameters if p not in tensors)
+    scalars = tuple(p for p in parameters if p not in tensors and p not in form.fixed)
     named = {n: k for k, n in tensors.items()}
-    return Pattern(definition, (form,), parameters, named, nodes, users, outputs, scalars, graph)
+    return Pattern(definition, (form,), parameters, named, nodes, users, outputs, scalars, graph, form.fixed)
 
 
 def specialize(pattern: Pattern, form: Form, inputs: Mapping[str, Any]) -> Pattern:

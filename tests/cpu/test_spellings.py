@@ -11,6 +11,8 @@ import pytest
 import torch
 from inputs import DTYPES, HEADS, INVENTORY, ROWS, WEIGHTS, make_inputs, worst
 
+from tilegym_fx.pattern import defaults
+
 
 def refused(name: str, form: str, inputs: dict[str, Any]) -> bool:
     """Whether a place with these inputs is outside a spelling: a guard says so, or PyTorch does."""
@@ -45,7 +47,7 @@ def test_agrees_with_float64(name: str, form: str, dtype: torch.dtype) -> None:
     ]
     ran = 0
     for rows, weights, sizes, float_mask in cases:
-        inputs = make_inputs(name, dtype, rows, weights, sizes, float_mask)
+        inputs = make_inputs(name, dtype, rows, weights, sizes, float_mask) | defaults(function_of(name, form))
         if refused(name, form, inputs):
             continue
         ran += 1

@@ -62,6 +62,21 @@ def test_extreme_values_saturate_and_a_nan_stays_where_it_is(name, device):
         assert got.isnan().tolist() == [False] * 6 + [True, False]
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NAMES)
+def test_infinity_stays_infinity(name, device):
+    for dtype in (torch.float32, torch.bfloat16):
+        assert on(device, name)(torch.tensor([math.inf, 1.0], dtype=dtype))[0] == math.inf
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["gelu_mul", "gelu_tanh_mul", "silu_mul"])
+def test_a_gate_of_infinity_is_open(name, device):
+    for dtype in (torch.float32, torch.bfloat16):
+        gate, up = torch.tensor([math.inf, 1.0], dtype=dtype), torch.tensor([2.0, 1.0], dtype=dtype)
+        assert INVENTORY.entry_point(name)(gate.to(device), up.to(device)).cpu()[0] == math.inf
+
+
 def test_strides_that_are_not_dense_are_copied():
     x = torch.randn(4, 6, 50).permute(1, 0, 2)[..., ::2]
     got = INVENTORY.entry_point("gelu")(x)

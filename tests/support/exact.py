@@ -309,6 +309,36 @@ def _router(r: Rounding, name: str, logits: Any, k: int) -> Any:
     )
 
 
+@exact("router_sigmoid", "router_sigmoid_groups")
+def _router_sigmoid(
+    r: Rounding, name: str, logits: Any, bias: Any, k: int, eps: float, scale: float, kept: int = 1, groups: int = 1
+) -> Any:
+    scores = torch.sigmoid(logits)
+    ranks = (scores + bias).unflatten(-1, (groups, -1))
+    worth = torch.topk(ranks, min(2, ranks.shape[-1]), dim=-1)[0].sum(-1)
+    best = torch.topk(worth, kept, dim=-1)[1]
+    closed = torch.ones_like(worth, dtype=torch.bool).scatter(-1, best, False)
+    ranks = ranks.masked_fill(closed.unsqueeze(-1), -math.inf).flatten(-2)
+    index = torch.topk(ranks, k, dim=-1)[1]
+    chosen = scores.gather(-1, index)
+    weights, order = (chosen / (chosen.sum(-1, keepdim=True) + eps) * scale).sort(-1, descending=True)
+    index = index.gather(-1, order)
+    return (weights, 32 * ROUNDED32 * weights + FLOOR32), (index, torch.zeros_like(index))
+
+
+@exact("sigmoid_mul")
+def _sigmoid_mul(r: Rounding, name: str, hidden_states: Any, gate: Any) -> Any:
+    value = hidden_states * torch.sigmoid(gate)
+    floor = (r.step + FLOOR32) * (1 + hidden_states.abs())
+    return ((value, (2 * r.relative + 8 * ROUNDED32) * value.abs() * (1 + r.relative) + floor),)
+
+
+@exact("concat_last", "concat_last_shared")
+def _concat(r: Rounding, name: str, a: Any, b: Any) -> Any:
+    value = torch.cat((a, b.expand(*a.shape[:3], -1)), -1)
+    return ((value, torch.full_like(value, r.step)),)
+
+
 @exact("experts_silu", "experts_silu_fp32")
 def _experts_silu(
     r: Rounding,

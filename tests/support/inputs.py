@@ -33,15 +33,20 @@ SIZES = {
     "E": 5,
     "V": 24,
     "P": 3000,
+    "A": 40,
+    "C": 8,
+    "Hd": 3,
+    "X": 12,
 }
 HEADS: tuple[dict[str, int], ...] = ({}, {"Hk": 6}, {"Hk": 1}, {"S": 1, "T": 13})
 #: Definitions whose results have a dtype of their own.
 OUTPUT_DTYPES = {
+    "router_sigmoid": torch.float32, "router_sigmoid_groups": torch.float32,
     "router_softmax_topk_fp32": torch.float32, "router_softmax_topk_norm_fp32": torch.float32,
     "rotary_table": torch.bfloat16, "rotary_table_fp32": torch.float32,
     "rotary_table_half_width": torch.bfloat16, "rotary_table_scaled": torch.bfloat16,
 }  # fmt: skip
-SCALARS = {"scale": 0.3, "softcap": 3.0, "alpha": 1.7, "k": 3, "limit": 1.5}
+SCALARS = {"scale": 0.3, "softcap": 3.0, "alpha": 1.7, "k": 3, "limit": 1.5, "groups": 3, "kept": 2}
 #: The axis that an integer input indexes.
 INDEXED = {"top_k_index": "E", "positions": "P"}
 WEIGHTS = {"as trained": 1.0, "near zero": 1e-3}
@@ -56,7 +61,9 @@ def make_inputs(
     axes = {**SIZES, **sizes}
     axes.update({a: axis.value for a, axis in definition.axes.items() if axis.type == "const"})
     axes.update(I2=2 * axes["I"], R2=2 * axes["R"])
-    random = torch.Generator(torch.get_default_device()).manual_seed(zlib.crc32(f"{name} {dtype} {rows} {weights} {sizes}".encode()))
+    random = torch.Generator(torch.get_default_device()).manual_seed(
+        zlib.crc32(f"{name} {dtype} {rows} {weights} {sizes}".encode())
+    )
     amount = min(ROWS[rows], 4.0) if definition.op_type in ("gqa", "moe") else ROWS[rows]
     inputs: dict[str, Any] = {}
     for key, spec in definition.inputs.items():

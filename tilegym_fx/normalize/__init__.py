@@ -1,8 +1,8 @@
 """The normal form: one flat list of small named passes, the same for patterns and for models.
 
-The result is still an ordinary, executable ATen graph; every pass keeps the values bit for bit (``rsqrt``
-apart, which may differ in the last place from ``1 / sqrt``). ``node.meta["origins"]`` tells which exported
-values a node has.
+The result is still an ordinary, executable ATen graph; every pass keeps the values bit for bit, apart from
+``rsqrt``, which may differ in the last place from ``1 / sqrt``, and from the order of a ``topk`` that leaves it open.
+``node.meta["origins"]`` tells which exported values a node has.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from .. import settings
 from ..errors import InternalError
-from . import arithmetic, casts, cleanup, inplace, orders, views
+from . import arithmetic, assembly, casts, cleanup, inplace, orders, views
 from .aliasing import Writes
 from .edit import GraphPass, aten, calls
 from .layouts import pin_layouts
@@ -23,6 +23,7 @@ PASSES: tuple[GraphPass, ...] = (
     cleanup.sizes_of_first,
     cleanup.drop_dropout,
     inplace.drop_needless_writes,
+    assembly.one_cat,
     cleanup.drop_copies,
     arithmetic.tensor_overloads,
     arithmetic.number_last,
@@ -42,6 +43,7 @@ PASSES: tuple[GraphPass, ...] = (
     arithmetic.drop_identities,
     arithmetic.explicit_scale,
     orders.one_inverse,
+    orders.sorted_topk,
     arithmetic.one_addmm,
     views.linear_keeps_rank,  # after one_addmm: Conv1D flattens rows around addmm
     cleanup.merge_duplicates,

@@ -25,6 +25,8 @@ _FUNCTIONAL: dict[Any, Any] = {
     aten.sigmoid_.default: aten.sigmoid.default,
     aten.silu_.default: aten.silu.default,
     aten.tanh_.default: aten.tanh.default,
+    aten.scatter_.value: aten.scatter.value,
+    aten.scatter_.src: aten.scatter.src,
 }
 
 

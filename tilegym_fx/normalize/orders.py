@@ -14,6 +14,18 @@ _NEW = {aten.empty_like.default, aten.zeros_like.default, aten.empty.memory_form
 _SORTS = {aten.sort.default, aten.sort.stable}
 
 
+def sorted_topk(graph: Graph) -> int:
+    """``topk(sorted=False)`` becomes ``topk``: in an order that is left open, the best may well come first."""
+    changed = 0
+    for node in calls(graph, {aten.topk.default}):
+        given = dict(zip(("dim", "largest", "sorted"), node.args[2:], strict=False)) | node.kwargs
+        if given.get("sorted", True) is False:
+            args = (*node.args[:2], given.get("dim", -1), given.get("largest", True))
+            node.args, node.kwargs = args, {}
+            changed += 1
+    return changed
+
+
 def one_inverse(graph: Graph) -> int:
     """``inverse[order] = arange(n)``, where ``order`` is that of a sort, becomes ``argsort(order)``."""
     changed = 0
