@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .export import MODEL_ERRORS
+from .export.trace import unchanged
 
 #: How much farther from the wider run than the original the rewritten model may be.
 _WORSE = 2.0
@@ -125,14 +126,18 @@ def run_module(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off while outputs are compared; every module's own mode is put back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    """Dropout off while outputs are compared; modes, attributes and buffers are put back.
+
+    A model that remembers something of a call gives the same again only from the same start.
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
-        yield
+        with unchanged(model):
+            model.eval()
+            yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for buffer, kept in buffers:
+            buffer.copy_(kept)
 
 
 def wider_outputs(model: nn.Module, run: Call) -> Outputs | None:

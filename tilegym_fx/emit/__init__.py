@@ -7,7 +7,7 @@ result is one text; nothing is run or changed. `tilegym_fx.apply` binds it to a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx, nn
@@ -129,8 +129,12 @@ class Emitter:
         self._settle(record)
 
     def _settle(self, record: Provenance) -> None:
-        for placed, reason in self._collection.settle(record):
-            self._refused.append(_rejection(placed.made.match, reason, record))
+        self._refuse(self._collection.settle(record))
+
+    def _refuse(self, dropped: Iterable[tuple[Placed, str]]) -> None:
+        for placed, reason in dropped:
+            made = placed.made
+            self._refused.append(_rejection(made.match, reason, made.view.provenance))
 
     def _note_solution(self, item: PlannedMatch | Match) -> None:
         match, solution = (item.match, item.solution) if isinstance(item, PlannedMatch) else (item, None)
@@ -156,6 +160,7 @@ class Emitter:
 
     def result(self, header: Header | None = None) -> EmitResult:
         """The text and what became of each Match."""
+        self._refuse(self._collection.drop_unwritable())
         text = write(self._collection, header or Header.of(self._collection.model), self._solutions)
         return EmitResult(text, tuple(_written(placed) for placed in self._collection.placed), tuple(self._refused))
 

@@ -13,7 +13,7 @@ from ..provenance import Call, Provenance
 from .outcome import Refusal
 from .outputs import Replacement
 from .owner import Owner, reach
-from .render import Edit, edit_of, merge
+from .render import Edit, Renderer, edit_of, merge
 from .source import FunctionSource
 from .values import view
 
@@ -42,7 +42,12 @@ class Method:
         for placed in self.placed:
             if all(placed.edit is not edit for edit in found):
                 found.append(placed.edit)
-        return sorted(found, key=lambda e: (e.anchor.lineno, e.anchor.col_offset))
+        return sorted(found, key=place_of)
+
+
+def place_of(edit: Edit) -> tuple[int, int]:
+    """Where an edit stands in its file."""
+    return edit.anchor.lineno, edit.anchor.col_offset
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ class Collection:
         self.model = model
         self.paths = {id(module): path for path, module in model.named_modules()}
         self.methods: dict[tuple[int, str], Method] = {}
+        self._texts: dict[Any, str] = {}
 
     @property
     def placed(self) -> Iterator[Placed]:
@@ -99,8 +105,40 @@ class Collection:
         new = edit_of(made)
         merge(edits, new)
         edit = next(e for e in edits if e.anchor is new.anchor and e.removed == new.removed)
+        try:
+            self._text(method, sorted(edits, key=place_of))
+        except Refusal:
+            if edit is not new:
+                edit.arms.remove(new.arms[0])
+            raise
         method.placed.append(Placed(made, edit, path))
         self.methods[key] = method
+
+    def text_of(self, method: Method) -> str:
+        """The new text of a method.
+
+        Raises:
+            Refusal: If it would be no Python.
+        """
+        return self._text(method, method.edits)
+
+    def _text(self, method: Method, edits: list[Edit]) -> str:
+        key = (method.source.code, *(_edit_key(edit) for edit in edits))
+        if key not in self._texts:
+            self._texts[key] = Renderer(method.source, edits).render()
+        return self._texts[key]
+
+    def drop_unwritable(self) -> list[tuple[Placed, str]]:
+        """Takes out the methods whose text, with what is left of it by now, would be no Python. Gives those, with
+        reasons."""
+        dropped: list[tuple[Placed, str]] = []
+        for key, method in list(self.methods.items()):
+            try:
+                self.text_of(method)
+            except Refusal as refusal:
+                dropped += [(placed, str(refusal)) for placed in method.placed]
+                del self.methods[key]
+        return dropped
 
     def conditional(self) -> list[Alike]:
         """The methods with a condition, grouped by what is written into them and what it depends on."""
@@ -153,9 +191,13 @@ class Collection:
 
 def _text_key(method: Method) -> Any:
     """What tells the new text of a method, and the conditions for its use, from another's."""
-    edits = tuple((e.anchor, e.removed, e.idle, tuple(e.arms)) for e in method.edits)
+    edits = tuple(_edit_key(edit) for edit in method.edits)
     facts = [placed.made.facts for placed in method.placed]
     return edits, repr([[f.constants, f.modules, f.dtypes] for f in facts])
+
+
+def _edit_key(edit: Edit) -> Any:
+    return edit.anchor, edit.removed, edit.idle, tuple(edit.arms)
 
 
 def _holds(made: Replacement, module: nn.Module) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
+from functools import lru_cache
 from typing import Any
 
 from ..provenance import OPAQUE, NodeRef
@@ -126,6 +128,8 @@ class Conditions(Lifter):
                 self.facts.imports[node.id] = scope.at.call.globals["__name__"]
 
     def _guard(self, text: str) -> None:
+        if not is_expression(text):
+            raise Refusal(f"`{text}` is no expression, so it cannot be a condition")
         if text not in self.facts.guards:
             self.facts.guards.append(text)
 
@@ -135,6 +139,16 @@ class Conditions(Lifter):
             self.facts.constants[".".join(path)] = value
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 self.facts.floats[unparse(lifted)] = value
+
+
+@lru_cache(maxsize=1 << 12)
+def is_expression(text: str) -> bool:
+    """Whether a text is one expression by itself."""
+    try:
+        ast.parse(text, mode="eval")
+    except SyntaxError:
+        return False
+    return True
 
 
 def is_not(expr: ast.expr) -> bool:
@@ -176,6 +190,14 @@ def unparse(expr: ast.expr) -> str:
     return re.sub(r"'([^'\"\\\\]*)'", r'"\1"', text) if '"' not in text else text
 
 
+def literal(value: Any) -> str:
+    """A plain value as an expression that gives it again."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value)
+
+
 def wrapped(expr: ast.expr) -> str:
+    """The expression in brackets unless it binds as tightly as a name does."""
     text = unparse(expr)
     return text if isinstance(expr, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({text})"

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..provenance import OPAQUE, Call, NodeRef
-from .conditions import PLAIN, Conditions, is_not, unparse, wrapped
+from .conditions import PLAIN, Conditions, is_not, literal, unparse, wrapped
 from .flow import target_names
 from .outcome import Refusal
 from .owner import hooks_of
@@ -135,16 +135,17 @@ class Inspector(Conditions):
         if self._is_constant(lifted):
             self._constant(lifted, value)
             return
-        text = unparse(lifted)
         if isinstance(value, float) and value in self.literals:
-            self.facts.floats[text] = value
+            self.facts.floats[unparse(lifted)] = value
             return
         if value is None:
-            self._guard(f"{text} is None")
+            self._guard(f"{wrapped(lifted)} is None")
         elif isinstance(value, bool):
-            self._guard(text if value else f"not {wrapped(lifted)}")
+            self._guard(wrapped(lifted) if value else f"not {wrapped(lifted)}")
+        elif value != value:
+            raise Refusal(f"`{expr.id}` in {scope.at.where()} is no number, which nothing equals")
         else:
-            self._guard(f"{text} == {value!r}")
+            self._guard(f"{wrapped(lifted)} == {literal(value)}")
 
     def _call(self, expr: ast.Call, scope: Scope, kept: set[ast.expr]) -> None:
         if _is_lookup(expr):
@@ -208,7 +209,7 @@ class Inspector(Conditions):
         if "<" in target.__qualname__ or "." in target.__qualname__:
             raise Refusal(f"`{name.id}` in {scope.at.where()} holds {target.__qualname__}, which cannot be imported")
         self.facts.imports[target.__name__] = target.__module__
-        self._guard(f"{unparse(lifted)} is {target.__name__}")
+        self._guard(f"{wrapped(lifted)} is {target.__name__}")
 
     def _looked_up_function(self, lookup: ast.expr | None, target: FunctionType, scope: Scope) -> bool:
         """Whether a function came out of a registry of transformers, under a key that a guard can compare."""

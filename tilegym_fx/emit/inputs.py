@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from .conditions import literal
 from .flow import always_binds, binds, reads
 from .ground import Ground, right_side, short
 from .outcome import Facts, Refusal
@@ -206,7 +207,7 @@ class Inputs(Ground):
         if len(found) > 1:
             found = [text for text in found if name in text.rpartition(".")[2]] or found
         if len(found) != 1:
-            return repr(value)
+            return literal(value)
         root = self.source.node.args.args[0].arg
         facts.constants.pop(found[0].removeprefix(root + "."), None)
         return found[0]

@@ -4,8 +4,9 @@ sources."""
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -57,6 +58,7 @@ def owner_of(view: View) -> Owner:
     if name in vars(module):
         raise Refusal(f"{cls.__name__} has a {name} of its own, put there by another library")
     _check_text(view)
+    _check_defaults(view, plain_function(vars(definer)[name], view.call.code))
     if "<locals>" in definer.__qualname__:
         raise Refusal(f"class {definer.__name__} is local to a function, so an emitted file cannot import it")
     return Owner(module, cls, definer, name)
@@ -111,6 +113,40 @@ def plain_function(held: Any, code: Any = None) -> FunctionType | None:
         if isinstance(held, (staticmethod, classmethod, property)) or wrapped is None:
             return None
         held = wrapped
+
+
+def _check_defaults(view: View, function: FunctionType | None) -> None:
+    """The defaults of arguments are made anew with a new function; they must come out the same."""
+    spec = view.source.node.args
+    made = [*spec.defaults, *(default for default in spec.kw_defaults if default is not None)]
+    held = [
+        *(getattr(function, "__defaults__", None) or ()),
+        *(getattr(function, "__kwdefaults__", None) or {}).values(),
+    ]
+    for expr, value in zip(made, held, strict=True):
+        if not _gives_again(expr, value, view.call.globals):
+            raise Refusal(f"{view.where()} has the default `{ast.unparse(expr)}`, which a new function would not share")
+
+
+def _gives_again(expr: ast.expr, value: Any, names: Mapping[str, Any]) -> bool:
+    """Whether an expression of constants and names is the value that it once gave."""
+    if isinstance(expr, ast.Name):
+        return names.get(expr.id, getattr(builtins, expr.id, _MISSING)) is value
+    if isinstance(expr, ast.Attribute):
+        path = ast.unparse(expr).split(".")
+        held = names.get(path[0], _MISSING)
+        for part in path[1:]:
+            held = getattr(held, part, _MISSING)
+        return held is value
+    try:
+        hash(value)
+        made = ast.literal_eval(expr)
+    except (ValueError, TypeError):
+        return False
+    return type(made) is type(value) and made == value
+
+
+_MISSING = object()
 
 
 def _check_text(view: View) -> None:

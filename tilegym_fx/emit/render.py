@@ -128,7 +128,20 @@ class Renderer:
         self._gone = {s for edit in self.edits if not edit.guarded for s in (*edit.removed, *edit.idle)}
 
     def render(self) -> str:
-        """The function's text, from its first decorator on, indented as in its file."""
+        """The function's text, from its first decorator on, indented as in its file.
+
+        Raises:
+            Refusal: If that would be no Python.
+        """
+        text = self._render()
+        try:
+            ast.parse(f"if True:\n{text}" if text[:1].isspace() else text)
+        except SyntaxError as error:
+            line = (error.text or "").strip()
+            raise Refusal(f"{self.source.node.name} would hold `{line}`, which is no Python: {error.msg}") from error
+        return text
+
+    def _render(self) -> str:
         start, end = self.source.whole()
         places: list[tuple[int, int, str]] = []
         for edit in self.edits:

@@ -247,6 +247,8 @@ class View:
         if not all(_is_harmless(node) for node in walk(expr)):
             return OPAQUE
         program = _compiled(expr)
+        if program is None:
+            return OPAQUE
         try:
             return eval(program, dict(self.call.globals), bound)
         except (NameError, TypeError, AttributeError, KeyError, IndexError, ValueError, RuntimeError):
@@ -296,8 +298,12 @@ class View:
 
 
 @lru_cache(maxsize=1 << 12)
-def _compiled(expr: ast.expr) -> CodeType:
-    return compile(ast.Expression(expr), "<condition>", "eval")
+def _compiled(expr: ast.expr) -> CodeType | None:
+    """An expression as code; None for what is only a part of one, such as a starred argument or a slice."""
+    try:
+        return compile(ast.Expression(expr), "<condition>", "eval")
+    except (SyntaxError, ValueError, TypeError):
+        return None
 
 
 def view(provenance: Provenance, call: Call) -> View | None:

@@ -13,9 +13,9 @@ from typing import Any
 from torch import nn
 
 from .collect import Collection, Method
+from .conditions import literal
 from .flow import reads
 from .imports import Imports, import_globals, indent_of
-from .render import Renderer
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,10 @@ def _variants(collection: Collection) -> list[Variant]:
     by_module: dict[int, list[Method]] = {}
     for (module, _), method in collection.methods.items():
         by_module.setdefault(module, []).append(method)
-    rendered: dict[Any, str] = {}
     groups: dict[Any, Variant] = {}
     for module, methods in by_module.items():
         methods.sort(key=_place)
-        texts = [(method, _render(method, rendered)) for method in methods]
+        texts = [(method, collection.text_of(method)) for method in methods]
         cls = methods[0].owner.cls
         constants, modules, dtypes, imports = _facts(methods)
         key = (cls, tuple(t for _, t in texts), repr(constants), repr(modules), repr(dtypes))
@@ -102,14 +101,6 @@ def _variants(collection: Collection) -> list[Variant]:
 
 def _place(method: Method) -> tuple[str, int]:
     return method.source.code.co_filename, method.source.first_line
-
-
-def _render(method: Method, rendered: dict[Any, str]) -> str:
-    edits = method.edits
-    key = (method.source.code, tuple((e.anchor, e.removed, e.idle, tuple(e.arms)) for e in edits))
-    if key not in rendered:
-        rendered[key] = Renderer(method.source, edits).render()
-    return rendered[key]
 
 
 def _facts(
@@ -236,7 +227,7 @@ def _quoted(text: str) -> str:
 
 
 def _literal(value: Any) -> str:
-    return _quoted(value) if isinstance(value, str) else repr(value)
+    return _quoted(value) if isinstance(value, str) else literal(value)
 
 
 _FUNCTIONS = '''def apply(model):
