@@ -97,7 +97,7 @@ MODELS = {"Llama-8B": (4096, 4096, 1024, 14336), "Qwen3-4B": (2560, 4096, 1024, 
 
 def gated_cases() -> Iterator[Case]:
     kernels = module("linear_silu_mul")
-    one = [(1, 4, 1024, 4), (1, 8, 1024, 2), (1, 8, 512, 4), (1, 16, 512, 2), (1, 4, 1024, 4, 0, False)]
+    one = [(1, 8, 512, 4), (1, 8, 512, 5), (1, 8, 256, 6), (1, 16, 256, 4), (1, 16, 512, 2), (1, 4, 512, 6)]
     few = [
         *((16, 32, 64, 4), (16, 32, 128, 4), (16, 32, 128, 3), (16, 32, 128, 2)),
         *((16, 64, 64, 3), (16, 64, 64, 2), (16, 64, 128, 2)),
@@ -140,7 +140,7 @@ def gated_apart(x: Any, norm: Any, eps: float, gate: Any, up: Any) -> Any:
 
 def gated_with(kernels: Any, tiling: Any, x: Any, norm: Any, eps: float, gate: Any, up: Any) -> Any:
     out = torch.empty(x.shape[0], gate.shape[0], dtype=x.dtype, device=x.device)
-    if x.shape[0] > kernels.NORM_ROWS:
+    if tiling.rows > 1:
         kernels.run_gated(op("rms_norm")(x, norm, eps), None, gate, up, out, kernels.SILU, tiling)
     else:
         kernels.run_gated(x, kernels.Norm(norm, eps), gate, up, out, kernels.SILU, tiling)
@@ -150,10 +150,10 @@ def gated_with(kernels: Any, tiling: Any, x: Any, norm: Any, eps: float, gate: A
 def qkv_cases() -> Iterator[Case]:
     kernels = module("linear_qkv")
     one = [
-        *((1, 8, 512, 6), (1, 16, 512, 3), (1, 8, 1024, 4), (1, 4, 1024, 4), (1, 16, 1024, 2)),
-        *((1, 8, 512, 6, 0, False), (1, 4, 1024, 4, 0, False), (1, 4, 1024, 8, 0, False)),
+        *((1, 16, 512, 3), (1, 16, 256, 4), (1, 16, 512, 4), (1, 8, 1024, 3), (1, 16, 1024, 2)),
+        *((1, 32, 256, 3), (1, 32, 512, 2), (1, 8, 512, 5)),
     ]
-    few = [(16, 32, 128, 3), (16, 32, 128, 4), (16, 32, 256, 2), (16, 32, 64, 4), (16, 64, 128, 2), (16, 16, 256, 4)]
+    few = [(16, 32, 128, 3), (16, 32, 128, 4), (16, 32, 256, 2), (16, 64, 128, 2)]
     some = [(32, 32, 128, 4), (32, 32, 256, 2), (32, 64, 128, 2), (32, 64, 64, 4), (32, 128, 64, 2)]
     for model, rows in (("Llama-8B", 1), ("Llama-8B", 8), ("Llama-8B", 32), ("Qwen3-4B", 1)):
         depth, queries, keys, _ = MODELS[model]
@@ -183,7 +183,10 @@ def qkv_apart(x: Any, norm: Any, eps: float, *weights: Any) -> Any:
 
 def qkv_with(kernels: Any, tiling: Any, x: Any, norm: Any, eps: float, *weights: Any) -> Any:
     outs = tuple(torch.empty(x.shape[0], w.shape[0], dtype=x.dtype, device=x.device) for w in weights)
-    kernels.run_qkv(x, kernels.Norm(norm, eps), weights, None, outs, tiling)
+    if tiling.rows > 1:
+        kernels.run_qkv(op("rms_norm")(x, norm, eps), None, weights, None, outs, tiling)
+    else:
+        kernels.run_qkv(x, kernels.Norm(norm, eps), weights, None, outs, tiling)
     return outs
 
 
@@ -218,7 +221,7 @@ def other_cases() -> Iterator[Case]:
         (16, 32, 256, 2),
         (16, 32, 128, 3),
         (16, 64, 128, 2),
-        (1, 4, 1024, 4, 0, 1, False),
+        *((1, 16, 512, 3), (1, 16, 512, 4), (1, 8, 1024, 3), (1, 8, 512, 5), (1, 32, 512, 2), (1, 16, 2048, 2)),
     ]
     for depth, features in ((4096, 4096), (14336, 4096)):
 
@@ -236,7 +239,10 @@ def other_cases() -> Iterator[Case]:
         "fused": op("rms_norm_linear"), "apart": head_apart,
         "eager": INVENTORY.reference("rms_norm_linear"),
     }  # fmt: skip
-    yield Case("head", "1x4096 -> 128256", head, runs, {}, 2.0 * 4096 * 128256)
+    tilings = [(1, 16, 512, 3), (1, 8, 512, 4), (1, 16, 1024, 2), (1, 32, 512, 2), (1, 8, 1024, 3), (1, 4, 1024, 4)]
+    fused = module("rms_norm_linear")
+    sweep = {label(t): functools.partial(head_with, fused, fused.Tiling(*t)) for t in tilings}
+    yield Case("head", "1x4096 -> 128256", head, runs, sweep, 2.0 * 4096 * 128256)
     for batch, length in ((1, 1), (32, 1), (1, 2048)):
 
         def heads(batch: int = batch, length: int = length) -> Arguments:
@@ -261,6 +267,12 @@ def added_with(kernels: Any, tiling: Any, x: Any, weight: Any, residual: Any) ->
 
 def head_apart(x: Any, norm: Any, eps: float, weight: Any) -> Any:
     return op("linear")(op("rms_norm")(x, norm, eps), weight)
+
+
+def head_with(kernels: Any, tiling: Any, x: Any, norm: Any, eps: float, weight: Any) -> Any:
+    out = torch.empty(1, weight.shape[0], dtype=x.dtype, device=x.device)
+    kernels.run_normed(x, kernels.Norm(norm, eps), weight, out, tiling)
+    return out
 
 
 def rotated_apart(q: Any, k: Any, q_weight: Any, k_weight: Any, eps: float, cos: Any, sin: Any) -> Any:
@@ -362,7 +374,7 @@ def all_cases() -> list[Case]:
 def wide(value: Any) -> Any:
     """The arguments in float32."""
     if isinstance(value, torch.Tensor):
-        return value.float()
+        return value.float() if value.is_floating_point() else value
     return type(value)(map(wide, value)) if isinstance(value, list | tuple) else value
 
 

@@ -5,16 +5,18 @@
 
 A decode step is bound by reading the weights, so what counts is that one launch reads all that share an
 input: the GPU drains and fills up once instead of two or three times, and x, the norm and the gate never
-travel through memory. Products are `ct.mma` on ROWS x FEATURES x DEPTH tiles as in linear.py, summed in
-float32. Gate and up are rounded as they are on their own, then multiplied as gated_activation.py does.
+travel through memory. Gate and up are rounded as they are on their own, then multiplied as
+gated_activation.py does.
 
-The norm. Its scale 1 / sqrt(mean(x^2) + eps) is one number for a row, so it commutes with the product: tiles of
-x are multiplied by the norm's weight on their way in, their squares are summed beside, and the finished sums
-are scaled. Nothing waits for a pass over x. What is rounded is x times weight, once, where the separate norm
-rounds once or twice. float16 has not the range for that, nor is it worth while with more than NORM_ROWS rows,
-which too many blocks would each norm again: then the norm is a launch of its own (norm.py).
+`gated_gemv_kernel` serves one row: a block multiplies FEATURES rows of each weight in float32 registers,
+[FEATURES, DEPTH] at a time, and sums over K at the end. `gated_gemm_kernel` serves the rest on the matrix
+units, as linear.py does.
 
-One row is multiplied in float32 registers, [FEATURES, DEPTH] at a time, and summed over K at the end.
+The norm. Its scale 1 / sqrt(mean(x^2) + eps) is one number for a row, so it commutes with the product: x is
+multiplied by the norm's weight on its way in, its squares are summed beside, and the finished sums are
+scaled. Nothing waits for a pass over x, and nothing is rounded before the end. That is for one row. More of
+them are normed by a launch of its own (norm.py), since tiles that pass through registers before they reach
+the matrix units keep these waiting: for 8 rows of Llama-3.1-8B, q, k and v took 28 us so and 20 us apart.
 
 Overlap. The kernels let their successor start early and wait for their predecessor before they touch memory:
 launched with programmatic dependent launch, a block's start is hidden behind the end of the kernel before.
@@ -39,11 +41,8 @@ NO_NORM = 0
 RMS = 1  # times weight
 RMS_PLUS_ONE = 2  # times 1 + weight
 
-#: Up to so many rows the norm is part of the product's kernel.
-NORM_ROWS = 64
 ZERO = ct.PaddingMode.ZERO
 Int = ct.Constant[int]
-Flag = ct.Constant[bool]
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,11 @@ class Tiling:
     """How a fused product is cut into blocks.
 
     Attributes:
-        rows: Rows of x a block owns; 1 multiplies in registers, more on the matrix units.
+        rows: Rows of x a block owns; 1 selects the kernel for one row.
         features: Rows of each W, columns of the result.
         depth: Step along K.
         occupancy: Blocks that should fit on one multiprocessor.
         worker_warps: Warps that compute, 0 for the compiler's choice.
-        tma: Whether the loads of one row's product may use the bulk-copy engine (the others always may).
     """
 
     rows: int
@@ -64,30 +62,64 @@ class Tiling:
     depth: int
     occupancy: int
     worker_warps: int = 0
-    tma: bool = True
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.rows, self.features, self.depth
 
 
-def row_tile(x, norm_weight, row, k, squares, shape, norm, dtype):
-    """Tile k of the rows as it is multiplied, and their squares with those of this tile."""
-    tile = ct.load(x, (row, k), shape, padding_mode=ZERO)
+def row_tile(x, norm_weight, k, squares, depth, norm):
+    """Tile k of a row as it is multiplied, float32 [1, DEPTH], and its squares added to those before."""
+    tile = ct.astype(ct.load(x, (0, k), (1, depth), padding_mode=ZERO), ct.float32)
     if norm == NO_NORM:
-        return ct.astype(tile, dtype), squares
-    wide = ct.astype(tile, ct.float32)
-    factor = ct.astype(ct.load(norm_weight, (k,), (shape[1],), padding_mode=ZERO), ct.float32)
+        return tile, squares
+    factor = ct.astype(ct.load(norm_weight, (k,), (depth,), padding_mode=ZERO), ct.float32)
     if norm == RMS_PLUS_ONE:
         factor = factor + 1.0
-    return ct.astype(wide * ct.reshape(factor, (1, shape[1])), dtype), squares + wide * wide
+    return tile * ct.reshape(factor, (1, depth)), squares + tile * tile
 
 
-def row_scale(squares, hidden, eps, norm):
-    """[ROWS, 1]: 1 / sqrt(mean(x^2) + eps) from the squares of whole rows; 1 without a norm."""
+def weight_rows(weight, column, k, shape):
+    """A tile [FEATURES, DEPTH] of W [features, K] in float32."""
+    return ct.astype(ct.load(weight, (column, k), shape, padding_mode=ZERO, latency=LATENCY), ct.float32)
+
+
+def finished(products, squares, hidden, eps, norm):
+    """[1, FEATURES]: products summed over K and scaled, where there is a norm, by 1 / sqrt(mean(x^2) + eps)."""
+    sums = ct.reshape(ct.sum(products, axis=1), (1, products.shape[0]))
     if norm == NO_NORM:
-        return ct.full((1, 1), 1.0, ct.float32)
-    return ct.rsqrt(ct.sum(squares, axis=1, keepdims=True) * (1.0 / hidden) + eps)
+        return sums
+    return sums * ct.rsqrt(ct.sum(squares, axis=1, keepdims=True) * (1.0 / hidden) + eps)
+
+
+@ct.kernel
+def gated_gemv_kernel(
+    x, norm_weight, gate_weight, up_weight, out, eps,
+    NORM: Int, HIDDEN: Int, KIND: Int, FEATURES: Int, DEPTH: Int,
+):  # fmt: skip
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
+    column = ct.bid(0)
+    squares = ct.zeros((1, DEPTH), ct.float32)
+    gates = ct.zeros((FEATURES, DEPTH), ct.float32)
+    ups = ct.zeros((FEATURES, DEPTH), ct.float32)
+    for k in range(ct.cdiv(x.shape[1], DEPTH)):
+        left, squares = row_tile(x, norm_weight, k, squares, DEPTH, NORM)
+        gates = gates + weight_rows(gate_weight, column, k, (FEATURES, DEPTH)) * left
+        ups = ups + weight_rows(up_weight, column, k, (FEATURES, DEPTH)) * left
+    gate = finished(gates, squares, HIDDEN, eps, NORM)
+    up = finished(ups, squares, HIDDEN, eps, NORM)
+    store_gated(gate, up, out, 0, column, KIND)
+
+
+@ct.kernel
+def gated_gemm_kernel(x, gate_weight, up_weight, out, KIND: Int, ROWS: Int, FEATURES: Int, DEPTH: Int):
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
+    row, column = grouped(ct.bid(0), ct.cdiv(x.shape[0], ROWS), ct.cdiv(out.shape[1], FEATURES))
+    gate = ct.zeros((ROWS, FEATURES), ct.float32)
+    up = ct.zeros((ROWS, FEATURES), ct.float32)
+    for k in range(ct.cdiv(x.shape[1], DEPTH)):
+        left = ct.load(x, (row, k), (ROWS, DEPTH), padding_mode=ZERO)
+        gate = ct.mma(left, weight_tile(gate_weight, k, column, (DEPTH, FEATURES)), gate)
+        up = ct.mma(left, weight_tile(up_weight, k, column, (DEPTH, FEATURES)), up)
+    store_gated(gate, up, out, row, column, KIND)
 
 
 def weight_tile(weight, k, column, shape):
@@ -95,57 +127,28 @@ def weight_tile(weight, k, column, shape):
     return ct.load(weight, (k, column), shape, order=(1, 0), padding_mode=ZERO)
 
 
-def weight_rows(weight, column, k, shape, tma):
-    """A tile [FEATURES, DEPTH] of W [features, K] in float32."""
-    return ct.astype(ct.load(weight, (column, k), shape, padding_mode=ZERO, latency=LATENCY, allow_tma=tma), ct.float32)
-
-
-@ct.kernel
-def gated_linear_kernel(
-    x, norm_weight, gate_weight, up_weight, out, eps,
-    NORM: Int, HIDDEN: Int, KIND: Int, ROWS: Int, FEATURES: Int, DEPTH: Int, TMA: Flag,
-):  # fmt: skip
-    ct.grid_dependency_control_launch_dependents()
-    ct.grid_dependency_control_wait()
-    row, column = grouped(ct.bid(0), ct.cdiv(x.shape[0], ROWS), ct.cdiv(out.shape[1], FEATURES))
-    squares = ct.zeros((ROWS, DEPTH), ct.float32)
-    if ROWS == 1:
-        gates = ct.zeros((FEATURES, DEPTH), ct.float32)
-        ups = ct.zeros((FEATURES, DEPTH), ct.float32)
-        for k in range(ct.cdiv(x.shape[1], DEPTH)):
-            left, squares = row_tile(x, norm_weight, row, k, squares, (1, DEPTH), NORM, ct.float32)
-            gates = gates + weight_rows(gate_weight, column, k, (FEATURES, DEPTH), TMA) * left
-            ups = ups + weight_rows(up_weight, column, k, (FEATURES, DEPTH), TMA) * left
-        gate = ct.reshape(ct.sum(gates, axis=1), (1, FEATURES))
-        up = ct.reshape(ct.sum(ups, axis=1), (1, FEATURES))
-    else:
-        gate = ct.zeros((ROWS, FEATURES), ct.float32)
-        up = ct.zeros((ROWS, FEATURES), ct.float32)
-        for k in range(ct.cdiv(x.shape[1], DEPTH)):
-            left, squares = row_tile(x, norm_weight, row, k, squares, (ROWS, DEPTH), NORM, x.dtype)
-            gate = ct.mma(left, weight_tile(gate_weight, k, column, (DEPTH, FEATURES)), gate)
-            up = ct.mma(left, weight_tile(up_weight, k, column, (DEPTH, FEATURES)), up)
-    scale = row_scale(squares, HIDDEN, eps, NORM)
-    gate, up = ct.astype(gate * scale, out.dtype), ct.astype(up * scale, out.dtype)
-    result = gated(gate, up, KIND, out.dtype == ct.float32)
+def store_gated(gate, up, out, row, column, kind):
+    """act(gate) * up of one tile, both rounded as the separate products are."""
+    gate, up = ct.astype(gate, out.dtype), ct.astype(up, out.dtype)
+    result = gated(gate, up, kind, out.dtype == ct.float32)
     ct.store(out, (row, column), ct.astype(result, out.dtype))
 
 
 @lru_cache(maxsize=4096)
-def choose_tiling(
-    rows: int, features: int, *, weights: int = 1, has_norm: bool = False, itemsize: int = 2,
-    processors: int = MULTIPROCESSORS,
-) -> Tiling:  # fmt: skip
-    """The tiling for a fused product.
+def choose_tiling(rows: int, features: int, *, weights: int = 1, itemsize: int = 2, row_major: bool = True,
+                  processors: int = MULTIPROCESSORS) -> Tiling:  # fmt: skip
+    """The tiling for a fused product, as benchmarks/bench_fused.py found them best.
 
     Args:
         rows: Rows of x.
         features: Columns of all results together.
         weights: Products of a block, which share its registers and memory: two for gate and up.
-        has_norm: Whether the kernel norms its rows.
         itemsize: Bytes of an element.
+        row_major: Whether the weights are contiguous along K.
         processors: Multiprocessors of the GPU.
     """
+    if rows == 1 and row_major:
+        return Tiling(1, 16 // weights, 1024 // itemsize, 3 if weights == 1 else 4)
     if itemsize == 4:  # multiply-add instructions, unrolled: larger tiles spill registers
         return Tiling(16, 64 // weights, 32, 1) if rows <= 16 else Tiling(64, 64 // weights, 16, 1)
     if rows > 64:
@@ -154,7 +157,7 @@ def choose_tiling(
         return Tiling(32, 128 // weights, 64, 3) if rows <= 32 else Tiling(64, 128 // weights, 64, 2)
     if weights == 1 and features < 64 * processors:
         return Tiling(16, 32, 128, 3)
-    return Tiling(16, 64 // weights, 64 if has_norm else 128, 4)
+    return Tiling(16, 64 // weights, 128, 4)
 
 
 @dataclass(frozen=True)
@@ -170,17 +173,16 @@ class Norm:
         return (rms_norm if self.kind == RMS else rms_norm_plus_one)(x, self.weight, self.eps)
 
 
-def split_norm(x: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, Norm | None]:
-    """Rows as a matrix; normed already where the kernel should not do it."""
+def split_norm(x: torch.Tensor, norm: Norm | None, weight: torch.Tensor) -> tuple[torch.Tensor, Norm | None]:
+    """Rows as a matrix; normed already unless the kernel for one row will do it."""
     x = x.reshape(-1, x.shape[-1])
-    rows = x.shape[0]
-    if norm is not None and (rows > NORM_ROWS or (rows > 1 and x.dtype == torch.float16)):
+    if norm is not None and (x.shape[0] > 1 or weight.stride(1) != 1):
         return norm(x), None
     return _unit_stride(x), norm
 
 
 def norm_arguments(x: torch.Tensor, norm: Norm | None, *arrays: torch.Tensor) -> tuple[torch.Tensor | float, ...]:
-    """What every kernel takes first: x, the norm's weight, its own arrays, epsilon, kind of norm and K."""
+    """What a kernel for one row takes first: x, the norm's weight, its own arrays, epsilon, kind of norm and K."""
     if norm is None:
         return (x, x, *arrays, 0.0, NO_NORM, 1)
     return (x, norm.weight, *arrays, norm.eps, norm.kind, x.shape[1])
@@ -196,14 +198,15 @@ def _gated(
     x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, kind: int, norm: Norm | None = None
 ) -> torch.Tensor:  # fmt: skip
     lead = x.shape[:-1]
-    x, norm = split_norm(x, norm)
+    gate, up = _unit_stride(gate), _unit_stride(up)
+    x, norm = split_norm(x, norm, gate)
     out = torch.empty((x.shape[0], gate.shape[0]), dtype=x.dtype, device=x.device)
     if out.numel():
         tiling = choose_tiling(
-            x.shape[0], 2 * gate.shape[0], weights=2, has_norm=norm is not None,
-            itemsize=x.itemsize, processors=_processors(x.device),
+            x.shape[0], 2 * gate.shape[0], weights=2, itemsize=x.itemsize,
+            row_major=gate.stride(1) == 1, processors=_processors(x.device),
         )  # fmt: skip
-        run_gated(x, norm, _unit_stride(gate), _unit_stride(up), out, kind, tiling)
+        run_gated(x, norm, gate, up, out, kind, tiling)
     return out.view(*lead, gate.shape[0])
 
 
@@ -211,11 +214,14 @@ def run_gated(
     x: torch.Tensor, norm: Norm | None, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor,
     kind: int, tiling: Tiling,
 ) -> None:  # fmt: skip
-    """Fill out [rows, features] = act(gate) * up, cut as `tiling` says."""
+    """Fill out [rows, features] = act(gate) * up, cut as `tiling` says; only one row may have a norm."""
     rows, features = out.shape
-    grid = (-(-rows // tiling.rows) * -(-features // tiling.features),)
-    args = (*norm_arguments(x, norm, gate, up, out), kind)
-    launch(hinted(gated_linear_kernel, tiling), grid, (*args, *tiling.shape, tiling.tma))
+    columns, shape = -(-features // tiling.features), (tiling.features, tiling.depth)
+    if tiling.rows == 1:
+        args = (*norm_arguments(x, norm, gate, up, out), kind, *shape)
+        return launch(hinted(gated_gemv_kernel, tiling), (columns,), args)
+    grid = (-(-rows // tiling.rows) * columns,)
+    launch(hinted(gated_gemm_kernel, tiling), grid, (x, gate, up, out, kind, tiling.rows, *shape))
 
 
 def linear_silu_mul(

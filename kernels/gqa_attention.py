@@ -322,7 +322,9 @@ def _attention(
         mask = _compact(mask, k.shape[2])
     if y.numel():
         if is_decode(length, heads // k.shape[1], q.itemsize, mask, causal):
-            run_decode(q, k, v, mask, y, scale, choose_decode_tiling(q.shape[3], q.itemsize))
+            pairs, processors = batch * k.shape[1], _processors(q.device)
+            tiling = choose_decode_tiling(q.shape[3], q.itemsize, k.shape[2], pairs, processors)
+            run_decode(q, k, v, mask, y, scale, tiling)
         else:
             waves = batch * heads * length / 128 / _processors(q.device) if causal else 1.0
             tiling = choose_prefill_tiling(q.shape[3], q.itemsize, waves)
@@ -355,12 +357,27 @@ def choose_prefill_tiling(width: int, itemsize: int, waves: float = 1.0) -> Tili
     return Tiling(64, 128, 2)
 
 
-def choose_decode_tiling(width: int, itemsize: int) -> Tiling:
+def choose_decode_tiling(
+    width: int, itemsize: int, keys: int = 1, pairs: int = 1, processors: int = MULTIPROCESSORS
+) -> Tiling:
     """Tiles of the decode kernel: a step reads 16 KiB of keys and as much of values; blocks fill one wave.
 
-    Measured like the tiles of prefill; two blocks to a multiprocessor won at every batch and length.
+    Measured like the tiles of prefill; two blocks to a multiprocessor won at every batch and length. Steps are
+    twice as long where that spares a block the search of the mask.
+
+    Args:
+        width: D.
+        itemsize: Bytes of an element.
+        keys: T.
+        pairs: Key heads of all batches.
+        processors: Multiprocessors of the GPU.
     """
-    return Tiling(0, 16 if itemsize == 4 else 8192 // _power(width), 3, blocks=2)
+    if itemsize == 4:
+        return Tiling(0, 16, 3, blocks=2)
+    step = 8192 // _power(width)
+    unsearched = UNSEARCHED_STEPS * max(1, min(2 * processors // pairs, MAX_SHARES))
+    is_wide = step * unsearched < keys <= 2 * step * unsearched
+    return Tiling(0, 2 * step, 2, blocks=2) if is_wide else Tiling(0, step, 3, blocks=2)
 
 
 def run_prefill(

@@ -4,7 +4,8 @@
 
 For decode steps: three weights are read as if they were one, so that the GPU drains and fills up once, and
 narrow keys and values do not leave it half empty. A block picks its weight and its result by its number, then
-runs one loop for all. The norm is folded in as gated_linear.py describes, and so is what it does for overlap.
+runs one loop for all. One row and more have kernels of their own, and the norm is folded into the former, as
+gated_linear.py describes; so is what it does for overlap.
 
 With more than QKV_ROWS rows the products are launches of their own (linear.py): each fills the GPU alone.
 """
@@ -19,14 +20,13 @@ from tilegym_fx.launch import launch
 from .gated_linear import (
     RMS_PLUS_ONE,
     ZERO,
-    Flag,
     Int,
     Norm,
     Tiling,
     choose_tiling,
+    finished,
     hinted,
     norm_arguments,
-    row_scale,
     row_tile,
     split_norm,
     weight_rows,
@@ -37,47 +37,61 @@ from .linear import _processors, _unit_stride, linear, linear_bias
 #: Up to so many rows q, k and v are one launch.
 QKV_ROWS = 64
 
+Flag = ct.Constant[bool]
 Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def project(x, norm_weight, weight, bias, out, row, column, eps, norm, hidden, has_bias, shape, tma):
-    """One tile of the rows times one weight; `shape` is (ROWS, FEATURES, DEPTH)."""
-    rows, features, depth = shape
-    squares = ct.zeros((rows, depth), ct.float32)
-    if rows == 1:
-        products = ct.zeros((features, depth), ct.float32)
-        for k in range(ct.cdiv(x.shape[1], depth)):
-            left, squares = row_tile(x, norm_weight, row, k, squares, (1, depth), norm, ct.float32)
-            products = products + weight_rows(weight, column, k, (features, depth), tma) * left
-        sums = ct.reshape(ct.sum(products, axis=1), (1, features))
-    else:
-        sums = ct.zeros((rows, features), ct.float32)
-        for k in range(ct.cdiv(x.shape[1], depth)):
-            left, squares = row_tile(x, norm_weight, row, k, squares, (rows, depth), norm, x.dtype)
-            sums = ct.mma(left, weight_tile(weight, k, column, (depth, features)), sums)
-    sums = sums * row_scale(squares, hidden, eps, norm)
+def row_product(x, norm_weight, weight, column, eps, norm, hidden, features, depth):
+    """[1, FEATURES]: a row, normed where NORM says so, times one tile of a weight."""
+    squares = ct.zeros((1, depth), ct.float32)
+    products = ct.zeros((features, depth), ct.float32)
+    for k in range(ct.cdiv(x.shape[1], depth)):
+        left, squares = row_tile(x, norm_weight, k, squares, depth, norm)
+        products = products + weight_rows(weight, column, k, (features, depth)) * left
+    return finished(products, squares, hidden, eps, norm)
+
+
+def store_sums(sums, bias, out, row, column, has_bias):
+    """One tile of a result, with its bias."""
     if has_bias:
-        added = ct.astype(ct.load(bias, (column,), (features,), padding_mode=ZERO), ct.float32)
-        sums = sums + ct.reshape(added, (1, features))
+        added = ct.astype(ct.load(bias, (column,), (sums.shape[1],), padding_mode=ZERO), ct.float32)
+        sums = sums + ct.reshape(added, (1, sums.shape[1]))
     ct.store(out, (row, column), ct.astype(sums, out.dtype))
 
 
 @ct.kernel
-def normed_linear_kernel(
-    x, norm_weight, weight, out, eps, NORM: Int, HIDDEN: Int, ROWS: Int, FEATURES: Int, DEPTH: Int, TMA: Flag
-):  # fmt: skip
+def normed_gemv_kernel(x, norm_weight, weight, out, eps, NORM: Int, HIDDEN: Int, FEATURES: Int, DEPTH: Int):
     ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
-    column, row = ct.bid(0), ct.bid(1)
-    shape = (ROWS, FEATURES, DEPTH)
-    project(x, norm_weight, weight, weight, out, row, column, eps, NORM, HIDDEN, False, shape, TMA)
+    column = ct.bid(0)
+    sums = row_product(x, norm_weight, weight, column, eps, NORM, HIDDEN, FEATURES, DEPTH)
+    store_sums(sums, weight, out, 0, column, False)
 
 
 @ct.kernel
-def qkv_linear_kernel(
+def qkv_gemv_kernel(
     x, norm_weight, q_weight, k_weight, v_weight, q_bias, k_bias, v_bias, q, k, v, eps,
-    NORM: Int, HIDDEN: Int, BIAS: Flag, Q_TILES: Int, K_TILES: Int,
-    ROWS: Int, FEATURES: Int, DEPTH: Int, TMA: Flag,
+    NORM: Int, HIDDEN: Int, BIAS: Flag, Q_TILES: Int, K_TILES: Int, FEATURES: Int, DEPTH: Int,
+):  # fmt: skip
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
+    column = ct.bid(0)
+    if column < Q_TILES:
+        weight, bias, out = q_weight, q_bias, q
+    elif column < Q_TILES + K_TILES:
+        column = column - Q_TILES
+        weight, bias, out = k_weight, k_bias, k
+    else:
+        column = column - Q_TILES - K_TILES
+        weight, bias, out = v_weight, v_bias, v
+    sums = row_product(x, norm_weight, weight, column, eps, NORM, HIDDEN, FEATURES, DEPTH)
+    store_sums(sums, bias, out, 0, column, BIAS)
+
+
+@ct.kernel
+def qkv_gemm_kernel(
+    x, q_weight, k_weight, v_weight, q_bias, k_bias, v_bias, q, k, v,
+    BIAS: Flag, Q_TILES: Int, K_TILES: Int, ROWS: Int, FEATURES: Int, DEPTH: Int,
 ):  # fmt: skip
     ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
@@ -90,14 +104,17 @@ def qkv_linear_kernel(
     else:
         column = column - Q_TILES - K_TILES
         weight, bias, out = v_weight, v_bias, v
-    shape = (ROWS, FEATURES, DEPTH)
-    project(x, norm_weight, weight, bias, out, row, column, eps, NORM, HIDDEN, BIAS, shape, TMA)
+    sums = ct.zeros((ROWS, FEATURES), ct.float32)
+    for step in range(ct.cdiv(x.shape[1], DEPTH)):
+        left = ct.load(x, (row, step), (ROWS, DEPTH), padding_mode=ZERO)
+        sums = ct.mma(left, weight_tile(weight, step, column, (DEPTH, FEATURES)), sums)
+    store_sums(sums, bias, out, row, column, BIAS)
 
 
 def _qkv(x: torch.Tensor, weights: Weights, biases: Weights | None = None, norm: Norm | None = None) -> Weights:
     lead = x.shape[:-1]
-    x, norm = split_norm(x, norm)
     weights = _unit_stride(weights[0]), _unit_stride(weights[1]), _unit_stride(weights[2])
+    x, norm = split_norm(x, norm, weights[0])
     if x.shape[0] > QKV_ROWS or len({w.stride().index(1) for w in weights}) > 1:
         x = x if norm is None else norm(x)
         outs = _separate(x, weights, biases)
@@ -106,8 +123,8 @@ def _qkv(x: torch.Tensor, weights: Weights, biases: Weights | None = None, norm:
         if x.numel() and min(w.shape[0] for w in weights):
             features = sum(w.shape[0] for w in weights)
             tiling = choose_tiling(
-                x.shape[0], features, has_norm=norm is not None,
-                itemsize=x.itemsize, processors=_processors(x.device),
+                x.shape[0], features, itemsize=x.itemsize,
+                row_major=weights[0].stride(1) == 1, processors=_processors(x.device),
             )  # fmt: skip
             run_qkv(x, norm, weights, biases, outs, tiling)
     q, k, v = (out.view(*lead, out.shape[-1]) for out in outs)
@@ -124,12 +141,16 @@ def run_qkv(
     x: torch.Tensor, norm: Norm | None, weights: Weights, biases: Weights | None,
     outs: tuple[torch.Tensor, ...], tiling: Tiling,
 ) -> None:  # fmt: skip
-    """Fill outs, three of [rows, features], cut as `tiling` says."""
+    """Fill outs, three of [rows, features], cut as `tiling` says; only one row may have a norm."""
     tiles = [-(-out.shape[1] // tiling.features) for out in outs]
     arrays = (*weights, *(weights if biases is None else biases), *outs)
-    args = (*norm_arguments(x, norm, *arrays), biases is not None, *tiles[:2])
+    constants = (biases is not None, *tiles[:2])
+    shape = (tiling.features, tiling.depth)
+    if tiling.rows == 1:
+        args = (*norm_arguments(x, norm, *arrays), *constants, *shape)
+        return launch(hinted(qkv_gemv_kernel, tiling), (sum(tiles),), args)
     grid = (sum(tiles), -(-x.shape[0] // tiling.rows))
-    launch(hinted(qkv_linear_kernel, tiling), grid, (*args, *tiling.shape, tiling.tma))
+    launch(hinted(qkv_gemm_kernel, tiling), grid, (x, *arrays, *constants, tiling.rows, *shape))
 
 
 def linear_qkv(input: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, v_weight: torch.Tensor) -> Weights:
@@ -179,22 +200,20 @@ def rms_norm_linear(
 ) -> torch.Tensor:
     """The RMS norm of `hidden_states` times `norm_weight` [K], times `weight` [features, K] transposed."""
     lead, features = hidden_states.shape[:-1], weight.shape[0]
-    x, norm = split_norm(hidden_states, Norm(norm_weight, eps))
+    weight = _unit_stride(weight)
+    x, norm = split_norm(hidden_states, Norm(norm_weight, eps), weight)
     if norm is None:
         return linear(x, weight).view(*lead, features)
-    out = torch.empty((x.shape[0], features), dtype=x.dtype, device=x.device)
+    out = torch.empty((1, features), dtype=x.dtype, device=x.device)
     if out.numel():
-        tiling = choose_tiling(
-            x.shape[0], features, has_norm=True, itemsize=x.itemsize, processors=_processors(x.device)
-        )
-        run_normed(x, norm, _unit_stride(weight), out, tiling)
+        tiling = choose_tiling(1, features, itemsize=x.itemsize, processors=_processors(x.device))
+        run_normed(x, norm, weight, out, tiling)
     return out.view(*lead, features)
 
 
 def run_normed(
     x: torch.Tensor, norm: Norm, weight: torch.Tensor, out: torch.Tensor, tiling: Tiling
 ) -> None:  # fmt: skip
-    """Fill out [rows, features], cut as `tiling` says."""
-    grid = (-(-out.shape[1] // tiling.features), -(-x.shape[0] // tiling.rows))
-    args = norm_arguments(x, norm, weight, out)
-    launch(hinted(normed_linear_kernel, tiling), grid, (*args, *tiling.shape, tiling.tma))
+    """Fill out [1, features], cut as `tiling` says."""
+    args = (*norm_arguments(x, norm, weight, out), tiling.features, tiling.depth)
+    launch(hinted(normed_gemv_kernel, tiling), (-(-out.shape[1] // tiling.features),), args)
