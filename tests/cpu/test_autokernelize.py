@@ -1,14 +1,19 @@
-"""The kernel loop: what helps is kept, what does not is undone, and the tree is clean whatever happens."""
+"""The kernel loop: what helps is kept, what does not is undone, and the tree is clean whatever happens.
+
+Runs with many experiments are marked slow: each experiment is a process. `make slow` has them.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -17,13 +22,15 @@ from planted_model import write_hook, write_library, write_model, write_root
 from tilegym_fx.autokernelize import __main__ as command
 from tilegym_fx.autokernelize import ledger as book
 from tilegym_fx.autokernelize.ledger import Ledger, Row
-from tilegym_fx.autokernelize.loop import Options, run
+from tilegym_fx.autokernelize.loop import Options, _recover, run
 from tilegym_fx.autokernelize.page import page
+from tilegym_fx.autokernelize.preflight import environment
 from tilegym_fx.autokernelize.repository import Repository
 from tilegym_fx.errors import UsageError
 from tilegym_fx.inventory.check import check
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("autokernelize")]  # what it sets up is made once
+pytestmark = pytest.mark.xdist_group("autokernelize")  # what it sets up is made once
+slow = pytest.mark.slow
 #: Long enough for any experiment that is not meant to hang, on a machine that has other things to do.
 LONG = 600.0
 
@@ -57,12 +64,64 @@ def statuses(ledger: Ledger) -> list[str]:
 
 
 @pytest.fixture(scope="module")
+def mixed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Options, Ledger, list[str]]:
+    """A run of two experiments: a kernel that is right, and one that is not."""
+    root = tmp_path_factory.mktemp("mixed") / "root"
+    asked = options(place, root, "mixed", hook=write_hook(root.parent), patience=1)
+    told: list[str] = []
+    return asked, run(asked, told.append), told
+
+
+def test_what_helps_is_kept_and_what_is_wrong_is_undone(mixed: tuple[Options, Ledger, list[str]]) -> None:
+    asked, ledger, told = mixed
+    assert statuses(ledger) == ["keep", "keep", "discard"]
+    baseline, kept, wrong = ledger.rows
+    assert "written by the hook" in kept.description
+    assert "times what rounding explains" in wrong.description
+    assert 0 == baseline.coverage < (kept.coverage or 0) < 1
+    assert (kept.throughput or 0) > (baseline.throughput or 0)
+    repository = Repository(asked.root)
+    assert repository.changes() == []
+    assert repository.head == ledger.head == kept.commit
+    names = sorted(path.stem for path in (asked.root / "definitions").iterdir())
+    assert names == sorted(["silu_mul", kept.name])
+    assert told[-1] == "stopped: nothing was kept in 1 experiments"
+
+
+def test_a_run_goes_on_where_it_was_until_nothing_is_left(mixed: tuple[Options, Ledger, list[str]]) -> None:
+    asked, ledger, _ = mixed
+    told: list[str] = []
+    assert run(replace(asked, patience=9), told.append).rows == ledger.rows
+    assert told == ["stopped: nothing is left to try"]
+
+
+def test_the_page_needs_nothing_else_and_holds_every_figure(mixed: tuple[Options, Ledger, list[str]]) -> None:
+    asked, ledger, _ = mixed
+    assert outside(page(ledger, asked.root, asked.results)) == []
+    for row in ledger.rows:
+        assert_shown(row, page(ledger, asked.root, asked.results))
+
+
+def outside(text: str) -> list[str]:
+    """What a page would fetch, from anywhere: attributes and styles that load, and scripts."""
+    loads = re.findall(r"""(?:src|href|srcset|poster|data|action)\s*=\s*["'][^"'#]|url\(|@import|<script|<link""", text)
+    return loads + [address for address in re.findall(r"https?://[^\s<]+", text) if f"# Source: {address}" not in text]
+
+
+def assert_shown(row: Row, text: str) -> None:
+    figures = [f"{row.coverage:.2%}", f"{row.throughput:,.1f}"] if row.coverage is not None else ["-"]
+    for figure in (*figures, row.status, row.commit[:10], row.region):
+        assert escape(figure) in text
+
+
+@pytest.fixture(scope="module")
 def kept(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Options, Ledger]:
     root = tmp_path_factory.mktemp("kept") / "root"
     asked = options(place, root, "make", libraries=(place / "library",))
     return asked, run(asked, lambda line: None)
 
 
+@slow
 def test_one_exact_one_compatible_and_one_new_region_are_kept(kept: tuple[Options, Ledger]) -> None:
     _, ledger = kept
     assert statuses(ledger) == ["keep"] * 4
@@ -77,6 +136,7 @@ def test_one_exact_one_compatible_and_one_new_region_are_kept(kept: tuple[Option
     assert coverage[-1] == pytest.approx(1)
 
 
+@slow
 def test_what_is_kept_is_committed_and_passes_inventory_check(kept: tuple[Options, Ledger]) -> None:
     asked, ledger = kept
     repository = Repository(asked.root)
@@ -89,6 +149,7 @@ def test_what_is_kept_is_committed_and_passes_inventory_check(kept: tuple[Option
     assert faults == []
 
 
+@slow
 def test_the_table_has_a_row_for_each_experiment(kept: tuple[Options, Ledger]) -> None:
     asked, _ = kept
     lines = book.table_file(asked.results, asked.model).read_text().splitlines()
@@ -97,6 +158,7 @@ def test_the_table_has_a_row_for_each_experiment(kept: tuple[Options, Ledger]) -
     assert "estimated for h200" in lines[2]
 
 
+@slow
 def test_a_finished_run_has_nothing_left_to_do(kept: tuple[Options, Ledger]) -> None:
     asked, ledger = kept
     told: list[str] = []
@@ -104,6 +166,7 @@ def test_a_finished_run_has_nothing_left_to_do(kept: tuple[Options, Ledger]) -> 
     assert told == ["stopped: nothing is left to try"]
 
 
+@slow
 def test_the_page_shows_both_bars_every_experiment_and_the_kernels(kept: tuple[Options, Ledger]) -> None:
     asked, ledger = kept
     text = page(ledger, asked.root, asked.results)
@@ -123,6 +186,7 @@ def failed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Optio
     return asked, run(asked, lambda line: None)
 
 
+@slow
 def test_wrong_slow_and_crashing_kernels_are_not_kept(failed: tuple[Options, Ledger]) -> None:
     _, ledger = failed
     found = {row.name.split("_")[0]: row for row in ledger.rows[1:]}
@@ -136,6 +200,7 @@ def test_wrong_slow_and_crashing_kernels_are_not_kept(failed: tuple[Options, Led
     assert "killed by signal 6" in found["crash"].description
 
 
+@slow
 def test_failures_leave_a_clean_tree_at_the_last_kept_commit(failed: tuple[Options, Ledger]) -> None:
     asked, ledger = failed
     repository = Repository(asked.root)
@@ -144,6 +209,7 @@ def test_failures_leave_a_clean_tree_at_the_last_kept_commit(failed: tuple[Optio
     assert sorted(path.name for path in (asked.root / "definitions").iterdir()) == ["silu_mul.json"]
 
 
+@slow
 def test_drafts_of_what_was_not_kept_stay_in_the_results(failed: tuple[Options, Ledger]) -> None:
     asked, ledger = failed
     for row in ledger.rows[1:]:
@@ -152,6 +218,7 @@ def test_drafts_of_what_was_not_kept_stay_in_the_results(failed: tuple[Options, 
         assert list(folder.rglob("kernel.py"))
 
 
+@slow
 def test_a_hanging_experiment_is_ended_and_a_run_goes_on_where_it_was(place: Path, tmp_path: Path) -> None:
     asked = options(place, tmp_path / "root", "one", hook=write_hook(tmp_path, "hang.py"), most=0)
     assert statuses(run(asked, lambda line: None)) == ["keep"]
@@ -161,6 +228,7 @@ def test_a_hanging_experiment_is_ended_and_a_run_goes_on_where_it_was(place: Pat
     assert Repository(asked.root).changes() == []
 
 
+@slow
 def test_ctrl_c_leaves_a_clean_tree_and_the_run_can_be_resumed(place: Path, tmp_path: Path) -> None:
     asked = options(place, tmp_path / "root", "one", hook=write_hook(tmp_path, "hang.py"), most=0)
     run(asked, lambda line: None)
@@ -206,7 +274,7 @@ def until(condition: object) -> None:
 def test_a_run_that_was_killed_is_cleaned_up_by_the_next(place: Path, tmp_path: Path) -> None:
     asked = options(place, tmp_path / "root", "one", most=0)
     repository = Repository(asked.root)
-    left = Ledger(asked.model, {"figures": "estimated for h200, no GPU was used"}, head=repository.head, running=1)
+    left = Ledger(asked.model, environment(dry_run=True, device="h200"), head=repository.head, running=1)
     left.rows.append(Row(0, "keep", "baseline", repository.head, 0.0, 1.0))
     book.save(left, asked.results)
     (asked.root / "kernels" / "half_written.py").write_text("")
@@ -225,8 +293,37 @@ def test_a_tree_that_is_not_clean_is_left_alone(place: Path, tmp_path: Path) -> 
 def test_figures_of_two_kinds_are_not_mixed(place: Path, tmp_path: Path) -> None:
     asked = options(place, tmp_path / "root", "one", most=0)
     book.save(Ledger(asked.model, {"figures": "measured on something"}), asked.results)
-    with pytest.raises(UsageError, match="measured on something"):
+    with pytest.raises(UsageError, match="other figures: measured on something"):
         run(asked, lambda line: None)
+
+
+def test_a_folder_is_made_a_repository_only_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "root" / "kernels").mkdir(parents=True)
+    (tmp_path / "root" / "kernels" / "mine.py").write_text("")
+    with pytest.raises(UsageError, match="--init"):
+        Repository(tmp_path / "root")
+    assert Repository(tmp_path / "root", init=True).changes() == []
+    head = Repository(tmp_path / "root").head
+    assert Repository(tmp_path / "root", init=True).head == head
+
+
+def test_a_change_of_an_experiment_that_was_killed_is_undone_and_nobody_elses(place: Path, tmp_path: Path) -> None:
+    asked = options(place, tmp_path / "root", "one", most=0)
+    repository = Repository(asked.root)
+    left = Ledger(asked.model, environment(dry_run=True, device="h200"), head=repository.head, running=1)
+    book.save(left, asked.results)
+    record = asked.root / "definitions" / "silu_mul.json"
+    before = record.read_text()
+    record.write_text(before.replace("status:verified", "status:changed"))
+    with pytest.raises(UsageError, match=r"not clean: definitions/silu_mul\.json"):
+        run(asked, lambda line: None)
+    turn = asked.results / book.slug(asked.model) / "001" / "region.json"
+    turn.parent.mkdir(parents=True, exist_ok=True)
+    turn.write_text(json.dumps({"changes": ["definitions/silu_mul.json"]}))
+    left.rows.append(Row(0, "keep", "baseline", repository.head, 0.0, 1.0))
+    book.save(left, asked.results)
+    _recover(repository, left, turn.parent)
+    assert record.read_text() == before
 
 
 def test_it_gives_up_when_nothing_is_kept() -> None:

@@ -89,6 +89,20 @@ def failing():
     return Failing(), (torch.randn(3, 37, 48).bfloat16(),)
 
 
+def mixed():
+    """One whose kernel is right, and a smaller one whose kernel is not."""
+    return Mixed(), (torch.randn(3, 37, 48).bfloat16(), torch.randn(3, 11, 48).bfloat16())
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.squash, self.wrong = Squash(), Wrong()
+
+    def forward(self, x, y):
+        return self.squash(x), self.wrong(y)
+
+
 def one():
     return Crash(), (torch.randn(3, 37, 48).bfloat16(),)
 '''

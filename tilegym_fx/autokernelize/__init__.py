@@ -6,7 +6,8 @@ subject      the model, and the graphs of its calls
 choice       which uncovered region is next, as a draft that can be searched for
 writing      the files of a kernel: copied, adapted, synthesised, or by a hook
 judging      is the kernel right, alone and in the model
-figures      coverage and throughput, measured on a GPU or estimated without one
+figures      coverage and throughput, estimated where there is no GPU
+measuring    the same as the benchmark measures them
 repository   git: a clean tree before, one commit each, back to the last kept one
 ledger       what has been tried: the table of results, and what a resumed run needs
 preflight    is everything there

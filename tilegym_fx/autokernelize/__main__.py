@@ -40,6 +40,8 @@ def parser() -> argparse.ArgumentParser:
         help="another inventory to take kernels from; it is code, name only what you trust",
     )  # fmt: skip
     p.add_argument("--hook", default="", metavar="COMMAND", help="writes kernels; gets the draft's folder")
+    p.add_argument("--layers", type=int, metavar="N", help="the first N layers of the model only")
+    p.add_argument("--init", action="store_true", help="make --root a git repository where it is in none")
     p.add_argument("--alone", action="store_true", help="without the shipped inventory: only --root counts")
     p.add_argument("--device", default="h200", help="whose figures a dry run estimates (default: h200)")
     p.add_argument("--dry-run", action="store_true", help="estimate instead of measuring; needs no GPU")
@@ -72,11 +74,22 @@ def _autokernelize(args: argparse.Namespace) -> int:
         args.dry_run,
         args.hook,
         args.alone,
+        args.layers,
+        args.init,
     )
-    done = run(options, lambda line: print(line, flush=True))
-    print(f"table: {book.table_file(options.results, options.model)}")
-    print(f"page: {write_page(done, options.root, options.results)}")
+    try:
+        run(options, lambda line: print(line, flush=True))
+    finally:  # what there is is shown, whatever has ended it
+        _show(options)
     return EXIT_OK
+
+
+def _show(options: Options) -> None:
+    """Say where the table is, and write the page beside it."""
+    done = book.read(options.results, options.model)
+    if done is not None:
+        print(f"table: {book.table_file(options.results, options.model)}")
+        print(f"page: {write_page(done, options.root, options.results)}", flush=True)
 
 
 def seconds_of(text: str) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -20,17 +21,19 @@ import torch
 
 from tilegym_fx.candidates import Candidate, candidate_for
 from tilegym_fx.cost import Device, device_of, get_device
+from tilegym_fx.emit import why_not
 from tilegym_fx.errors import TilegymFxError
 from tilegym_fx.export import site_of
 from tilegym_fx.inventory import Inventory, load, shipped_root
-from tilegym_fx.pipeline import Outcome, find
-from tilegym_fx.plan import Policy
+from tilegym_fx.pipeline import find
+from tilegym_fx.plan import Policy, verified
 from tilegym_fx.schema import Definition
 from tilegym_fx.synth import SynthesisError, write_kernel
 
 from . import figures, judging, writing
-from .choice import Choice, choices, searchable
-from .subject import Subject, capture
+from .choice import Choice, Found, choices, hindrance_in_source, searchable
+from .measuring import Bench, kernels_of
+from .subject import Call, Subject, capture
 
 #: In an experiment's folder: which region it is about.
 TURN_FILE = "region.json"
@@ -45,13 +48,14 @@ class Request:
         root: Where kernels are kept.
         folder: Where drafts and logs of this experiment go.
         libraries: Other inventories in which to look for candidates.
-        tried: Regions that have had their turn.
+        tried: Regions that have had their turn, or were passed over.
         device: Whose roofline is used without a GPU.
         dry_run: Estimate instead of measuring.
         hook: Command that writes kernels; empty for none.
         limit: Seconds for a benchmark.
         baseline: Only look, write nothing.
         alone: Leave the shipped inventory out.
+        layers: The first layers of the model only.
     """
 
     model: str
@@ -65,6 +69,7 @@ class Request:
     limit: float = 300.0
     baseline: bool = False
     alone: bool = False
+    layers: int | None = None
 
 
 @dataclass
@@ -105,52 +110,64 @@ class Experiment:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._root = Path(request.root)
+        self._root = Path(request.root).resolve()
         self._device = _device(request)
         self._policy = Policy(self._device)
         self._passed_over: dict[str, str] = {}
 
     def run(self) -> Reply:
         """The one reply."""
-        _say(f"capturing {self._request.model}")
-        subject = capture(self._request.model)
-        inventory = fresh(self._root, alone=self._request.alone)
-        outcomes = self._find(subject, inventory)
-        if self._request.baseline:
-            return self._reply("baseline", subject, outcomes, inventory)
-        for choice in choices(subject, outcomes, set(inventory.definitions)):
-            if choice.key not in self._request.tried:
-                reply = self._try(choice, subject, inventory)
+        request = self._request
+        _say(f"capturing {request.model}")
+        subject = capture(request.model, layers=request.layers, with_provenance=not request.dry_run)
+        inventory = fresh(self._root, alone=request.alone)
+        found = self._find(subject, inventory)
+        if request.baseline:
+            return self._reply("baseline", subject, found, inventory)
+        for choice in choices(subject, found, set(inventory.definitions)):
+            if choice.key not in request.tried:
+                reply = self._try(choice, subject, found, inventory)
                 if reply is not None:
                     return reply
         return Reply("nothing", passed_over=self._passed_over)
 
-    def _find(self, subject: Subject, inventory: Inventory) -> list[Outcome]:
+    def _find(self, subject: Subject, inventory: Inventory, tested: str = "") -> list[Found]:
         _say("matching")
-        policy = self._policy_for(inventory)
-        return [find(call.graph.graph_module.graph, inventory, policy, site_of) for call in subject.calls]
+        return [self._found(call, inventory, self._policy_for(inventory, tested)) for call in subject.calls]
 
-    def _policy_for(self, inventory: Inventory) -> Policy:
-        """Drafts count: whether they earn their place is what an experiment finds out."""
-        return replace(self._policy, only=frozenset(inventory.definitions))
+    def _found(self, call: Call, inventory: Inventory, policy: Policy) -> Found:
+        """What the pass finds; where kernels are to run in the model's own code, only what can be written there."""
+        provenance = call.provenance
+        if provenance is not None:
+            policy = replace(policy, refuse=lambda match: why_not(match, provenance))
+        graph = call.copy()
+        return Found(call, graph, find(graph, inventory, policy, site_of))
 
-    def _try(self, choice: Choice, subject: Subject, inventory: Inventory) -> Reply | None:
+    def _policy_for(self, inventory: Inventory, tested: str = "") -> Policy:
+        """In an estimate every kernel counts; where it is measured, those that are verified and the one under test."""
+        names = frozenset(inventory.definitions) if self._request.dry_run else verified(inventory) | {tested}
+        return replace(self._policy, only=names & inventory.definitions.keys())
+
+    def _try(self, choice: Choice, subject: Subject, found: Sequence[Found], inventory: Inventory) -> Reply | None:
         """An experiment with one region, or None if there is nothing to try."""
-        draft = searchable(choice.drafts)
-        if draft is None:
+        made = searchable(choice.drafts)
+        if made is None:
             self._passed_over[choice.key] = f"{_where(choice)}: no Pattern can be traced from it"
             return None
-        record = next(d for d in choice.drafts if Definition.model_validate(d) == draft)
+        draft, record = made.definition, made.record
         shelves = [inventory, *(load(path, shipped=False) for path in self._request.libraries)]
         candidate, home = _best(draft, shelves)
         _say(f"{draft.name}: {candidate.kind}, {candidate.why}")
-        if candidate.kind == "exact" and home is inventory and candidate.solution:
+        is_own = candidate.kind == "exact" and home is inventory and bool(candidate.solution)
+        if is_own and not self._can_promote(candidate, inventory):
             self._passed_over[choice.key] = f"{_where(choice)}: {candidate.why}, which the plan does not take"
             return None
-        if candidate.kind == "none" and (why := self._hindrance(choice, draft)):
+        why = self._hindrance(choice, draft) if candidate.kind == "none" else ""
+        if not is_own and (why := why or hindrance_in_source(made, found)):
             self._passed_over[choice.key] = f"{_where(choice)}: {why}"
             return None
-        self._note_turn(choice, draft.name)
+        changes = [writing.promoted_file(candidate, inventory, self._root)] if is_own else []
+        self._note_turn(choice, draft.name, changes)
         reply = Reply(
             "wrong",
             choice.key,
@@ -166,11 +183,22 @@ class Experiment:
             return reply
         return self._judged(reply, files, subject)
 
-    def _note_turn(self, choice: Choice, name: str) -> None:
-        """Tell the parent whose turn it is, as nothing may be told later."""
+    def _can_promote(self, candidate: Candidate, inventory: Inventory) -> bool:
+        """Whether a Definition waits for its kernel to pass on a GPU, and is where its record can be changed."""
+        is_unverified = candidate.definition not in verified(inventory)
+        return not self._request.dry_run and is_unverified and self._has(candidate, inventory)
+
+    def _has(self, candidate: Candidate, home: Inventory) -> bool:
+        """Whether a candidate is in the root itself."""
+        file = home.file_of(home.definitions[str(candidate.definition)])
+        return file.resolve().is_relative_to(self._root)
+
+    def _note_turn(self, choice: Choice, name: str, changes: Sequence[Path]) -> None:
+        """Tell the parent whose turn it is, and which files of the root are changed, as nothing may be told later."""
         file = Path(self._request.folder) / TURN_FILE
         file.parent.mkdir(parents=True, exist_ok=True)
-        turn = {"key": choice.key, "name": name, "where": _where(choice)}
+        changed = [path.relative_to(self._root).as_posix() for path in changes]
+        turn = {"key": choice.key, "name": name, "where": _where(choice), "changes": changed}
         file.write_text(json.dumps(turn), encoding="utf-8")
 
     def _hindrance(self, choice: Choice, draft: Definition) -> str:
@@ -189,8 +217,9 @@ class Experiment:
         self, draft: Definition, record: Any, candidate: Candidate, home: Inventory, choice: Choice
     ) -> writing.Files:
         if candidate.kind == "exact":
-            take = writing.copy_exact if candidate.solution else writing.solve_exact
-            return take(candidate, home, self._root)
+            if not candidate.solution:
+                return writing.solve_exact(candidate, home, self._root)
+            return (writing.promote if self._has(candidate, home) else writing.copy_exact)(candidate, home, self._root)
         if candidate.kind == "compatible":
             return writing.adapt(draft, record, candidate, home, self._root)
         if self._request.hook:
@@ -208,36 +237,56 @@ class Experiment:
         if reply.problems:
             return reply
         inventory = fresh(self._root, alone=self._request.alone)
-        _say("interpreting and compiling the kernel")
-        reply.problems = judging.kernel_faults(inventory, files.name, on_gpu=not self._request.dry_run)
-        for call in subject.calls if not reply.problems else ():
-            reply.problems += judging.model_faults(subject.module, call, inventory, self._policy_for(inventory))
+        found = self._find(subject, inventory, files.name)
+        reply.problems = _not_taken(found, files.name) or self._faults(files.name, subject, inventory)
         if reply.problems:
             return reply
         if not self._request.dry_run:
             writing.mark_verified(files)
-            inventory = fresh(self._root, alone=self._request.alone)
-        outcomes = self._find(subject, inventory)
-        done = self._reply("right", subject, outcomes, inventory, files.name)
+        done = self._reply("right", subject, found, inventory, files.name)
         reply.status, reply.figures, reply.uncovered = done.status, done.figures, done.uncovered
         reply.passed_over = self._passed_over
         return reply
 
+    def _faults(self, name: str, subject: Subject, inventory: Inventory) -> list[str]:
+        """What is wrong with the kernels of a Definition, alone or in the model."""
+        _say("interpreting and compiling the kernel")
+        faults = judging.kernel_faults(inventory, name, on_gpu=not self._request.dry_run)
+        for call in subject.calls if not faults else ():
+            faults += judging.model_faults(subject.module, call, inventory, self._policy_for(inventory, name))
+        return faults
+
     def _reply(
-        self,
-        status: str,
-        subject: Subject,
-        outcomes: Sequence[Outcome],
-        inventory: Inventory,
-        tested: str = "",
+        self, status: str, subject: Subject, found: Sequence[Found], inventory: Inventory, tested: str = ""
     ) -> Reply:
-        _say("estimating" if self._request.dry_run else "measuring")
-        if self._request.dry_run:
-            found = figures.estimated(subject, outcomes, inventory, self._device, tested)
-        else:
-            found = figures.measured(subject.name, self._root, self._request.limit)
-        left = [(_where(c), c.region.seconds) for c in choices(subject, outcomes, set())][:12]
-        return Reply(status, figures=found.as_json(), uncovered=left, passed_over=self._passed_over)
+        left = [(_where(c), c.region.seconds) for c in choices(subject, found, set())][:12]
+        return Reply(
+            status,
+            figures=self._figures(subject, found, inventory, tested).as_json(),
+            uncovered=left,
+            passed_over=self._passed_over,
+        )
+
+    def _figures(self, subject: Subject, found: Sequence[Found], inventory: Inventory, tested: str) -> figures.Figures:
+        request, folder = self._request, Path(self._request.folder)
+        if request.dry_run:
+            _say("estimating")
+            return figures.estimated(subject, [f.outcome for f in found], inventory, self._device, tested)
+        _say("measuring")
+        reference = folder.parent / "reference"
+        if request.baseline:  # an earlier run's may be another version's
+            shutil.rmtree(reference, ignore_errors=True)
+        bench = Bench(subject.name, request.layers, self._root, reference, request.limit, subject.positions)
+        return bench.figures(kernels_of(inventory, tested) if tested else ())
+
+
+def _not_taken(found: Sequence[Found], name: str) -> list[str]:
+    """Why the pass does not put a Definition into any call; empty if it does."""
+    outcomes = [one.outcome for one in found]
+    if any(planned.match.definition == name for outcome in outcomes for planned in outcome.chosen):
+        return []
+    why = [r.reason for outcome in outcomes for r in outcome.rejections if r.definition == name]
+    return [f"the pass does not use it: {why[0] if why else 'it is not found in the model'}"]
 
 
 def fresh(root: Path, *, alone: bool = False) -> Inventory:

@@ -1,4 +1,4 @@
-"""Coverage and throughput of a model: measured by the benchmark on a GPU, estimated without one.
+"""Coverage and throughput of a model, estimated; :mod:`.measuring` measures them.
 
 An estimate takes the roofline's time for everything but the kernel under test. That one is charged for the
 launches that its entry point really makes: each costs a start and the bytes of its arrays.
@@ -6,20 +6,14 @@ launches that its entry point really makes: each costs a start and the bytes of 
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
 
 from tilegym_fx.cost import Device
-from tilegym_fx.errors import TilegymFxError
 from tilegym_fx.launch import recorded
 from tilegym_fx.pipeline import Outcome
 from tilegym_fx.results import PlannedMatch
@@ -28,15 +22,6 @@ if TYPE_CHECKING:
     from tilegym_fx.inventory import Inventory
 
     from .subject import Subject
-
-#: Bench cases whose figures count.
-_PHASES = ("prefill:1x2048", "decode:1@2048")
-
-
-class BenchError(TilegymFxError):
-    """The benchmark gave no figures."""
-
-    advice = "Run `python -m tilegym_fx.bench MODEL` by hand"
 
 
 @dataclass(frozen=True)
@@ -97,40 +82,3 @@ def _on_meta(value: Any) -> Any:
         return value
     like = value.meta["val"]
     return torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device="meta")
-
-
-def measured(model: str, root: Path, limit: float) -> Figures:
-    """Figures of the benchmark, with the kernels of ``root`` in place.
-
-    Raises:
-        BenchError: The benchmark fails, or a result is wrong.
-    """
-    from tilegym_fx.inventory import shipped_root
-
-    extra = {} if root.resolve() == shipped_root().resolve() else {"TILEGYM_FX_INVENTORY": str(root)}
-    command = [sys.executable, "-m", "tilegym_fx.bench", model, "--phases", *_PHASES]
-    command += ["--variants", "kernelize", "--json", "--limit", str(limit)]
-    done = subprocess.run(command, env={**os.environ, **extra}, capture_output=True, text=True)
-    try:
-        results = json.loads(done.stdout)["results"]
-    except (ValueError, KeyError) as error:
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BenchError(f"the benchmark of {model} failed: {said}") from error
-    ours = [r for r in results if r["variant"] == "kernelize"]
-    failed = [r["error"] for r in ours if r["error"]]
-    if failed or not ours:
-        raise BenchError(f"the benchmark of {model} gives no figures: {(failed or ['nothing ran'])[0]}")
-    return Figures(
-        sum(r["coverage"] or 0.0 for r in ours) / len(ours),
-        _mean_rate([r["tokens_per_second"] for r in ours]),
-        max(r["wall_spread"] for r in ours),
-        measured=True,
-    )
-
-
-def _mean_rate(rates: Sequence[float]) -> float:
-    """The geometric mean, in which no case outweighs the others."""
-    product = 1.0
-    for rate in rates:
-        product *= rate
-    return float(product ** (1 / len(rates)))

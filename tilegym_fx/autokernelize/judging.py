@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
 from tilegym_fx import ops
 from tilegym_fx.errors import Fault
@@ -75,7 +75,7 @@ def model_faults(module: nn.Module, call: Call, inventory: Inventory, policy: Po
     values = _arguments(module, call)
     with torch.no_grad():
         before = _as_list(call.graph.graph_module.forward(*values))
-        graph_module = GraphModule(call.graph.graph_module, _copy(call))
+        graph_module = GraphModule(call.graph.graph_module, call.copy())
         outcome = find(graph_module.graph, inventory, policy, site_of, keep_layouts=True)
         ops.register(inventory)
         rewrite(graph_module.graph, outcome.plan)
@@ -86,12 +86,6 @@ def model_faults(module: nn.Module, call: Call, inventory: Inventory, policy: Po
         finally:
             ops.set_backend("auto")
     return _compared(before, after)
-
-
-def _copy(call: Call) -> Graph:
-    new = Graph()
-    new.output(new.graph_copy(call.graph.graph_module.graph, {}))
-    return new
 
 
 def _arguments(module: nn.Module, call: Call) -> list[Any]:

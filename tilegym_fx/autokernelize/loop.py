@@ -46,6 +46,8 @@ class Options:
         dry_run: Estimate instead of measuring.
         hook: Command that writes kernels.
         alone: Leave the shipped inventory out.
+        layers: The first layers of the model only.
+        init: Make the root a git repository where it is in none.
     """
 
     model: str
@@ -59,6 +61,8 @@ class Options:
     dry_run: bool = False
     hook: str = ""
     alone: bool = False
+    layers: int | None = None
+    init: bool = False
 
 
 def run(options: Options, say: Callable[[str], None]) -> Ledger:
@@ -72,8 +76,8 @@ def run(options: Options, say: Callable[[str], None]) -> Ledger:
         UsageError: The tree is not clean, or there is no GPU to measure on.
         InterruptedRunError: Ctrl-C; the tree is clean.
     """
-    found = environment(dry_run=options.dry_run, device=options.device)
-    repository = Repository(options.root)
+    found = environment(dry_run=options.dry_run, device=options.device, layers=options.layers)
+    repository = Repository(options.root, init=options.init)
     run_book = _opened(options, repository, found)
     with _interruptible(options, repository, run_book):
         if not run_book.rows or run_book.head != repository.head:
@@ -91,22 +95,23 @@ def _opened(options: Options, repository: Repository, found: dict[str, str]) -> 
     repository.start()
     known = book.read(options.results, options.model)
     if known is not None and known.running is not None:
-        _recover(repository, known)
+        _recover(repository, known, _folder(options, known.running))
     require_clean(repository, options.results)
     if known is None:
         return Ledger(options.model, found)
-    if known.environment.get("figures") != found.get("figures"):
+    other = next((name for name in found if known.environment.get(name) != found[name]), None)
+    if other is not None:
         raise UsageError(
-            f"an earlier run of {options.model} has figures that were {known.environment.get('figures')}",
+            f"an earlier run of {options.model} has other {other}: {known.environment.get(other)}",
             advice="Remove its folder, or take another --results",
         )
     return known
 
 
-def _recover(repository: Repository, known: Ledger) -> None:
+def _recover(repository: Repository, known: Ledger, folder: Path) -> None:
     """Undo what an experiment that was killed with its parent has left."""
-    if repository.changed_tracked():
-        return  # not an experiment's: those only add files
+    if not set(repository.changed_tracked()) <= _changes_of(folder):
+        return  # somebody else's
     if repository.head == known.head or repository.is_one_ahead(known.head):
         repository.back_to(known.head)
         known.running = None
@@ -144,6 +149,7 @@ def _baseline(options: Options, repository: Repository, run_book: Ledger, say: C
                          advice="Look at log.txt in the results folder")  # fmt: skip
     row = Row(len(run_book.rows), "keep", "baseline", repository.head, seconds=time.monotonic() - started)
     run_book.rows.append(_with_figures(row, answer.reply))
+    run_book.passed_over.clear()  # another tree may have what was missing
     _look(run_book, answer.reply)
     book.save(run_book, options.results)
     say(_told(run_book.rows[-1]))
@@ -224,6 +230,12 @@ def _turn_of(folder: Path) -> tuple[str, str, str]:
     return fields["key"], fields["name"], fields["where"]
 
 
+def _changes_of(folder: Path) -> set[str]:
+    """Files that an experiment changes; all others that it writes are new."""
+    file = folder / TURN_FILE
+    return set(json.loads(file.read_text(encoding="utf-8"))["changes"]) if file.is_file() else set()
+
+
 def _with_figures(row: Row, reply: Reply) -> Row:
     if not reply.figures:
         return row
@@ -253,13 +265,14 @@ def _request(options: Options, run_book: Ledger, number: int, *, baseline: bool 
         str(options.root.resolve()),
         str(_folder(options, number)),
         tuple(str(path.resolve()) for path in options.libraries),
-        run_book.tried,
+        (*run_book.tried, *run_book.passed_over),
         options.device,
         options.dry_run,
         options.hook,
         options.limit,
         baseline,
         options.alone,
+        options.layers,
     )
 
 

@@ -12,13 +12,14 @@ from tilegym_fx.survey import versions
 from .repository import Repository
 
 
-def environment(*, dry_run: bool, device: str) -> dict[str, str]:
+def environment(*, dry_run: bool, device: str, layers: int | None = None) -> dict[str, str]:
     """What a run's figures depend on.
 
     Raises:
         UsageError: Figures are to be measured and there is no GPU.
     """
     found = {"versions": ", ".join(f"{name} {version}" for name, version in versions().items())}
+    found |= {"layers": f"the first {layers}"} if layers is not None else {}
     if dry_run:
         return {"figures": f"estimated for {device}, no GPU was used", **found}
     if not torch.cuda.is_available():

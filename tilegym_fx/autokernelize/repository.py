@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,20 +26,35 @@ class Repository:
 
     Args:
         root: The inventory root, anywhere inside a work tree.
+        init: Make it a repository, with all its files committed, where it is in none.
 
     Raises:
-        UsageError: It is in none.
+        UsageError: It is in none, or there is no git.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, init: bool = False) -> None:
         self.root = root.resolve()
+        if shutil.which("git") is None:
+            raise UsageError("there is no git here", advice="Install git: kept kernels are committed")
+        if not self._is_inside_a_work_tree():
+            if not init:
+                raise UsageError(
+                    f"{self.root} is in no git repository",
+                    advice="Kept kernels are committed: --init makes it one, or name another --root",
+                )
+            self._init()
+
+    def _is_inside_a_work_tree(self) -> bool:
         try:
-            self._git("rev-parse", "--is-inside-work-tree")
-        except (RepositoryError, OSError) as error:
-            raise UsageError(
-                f"{self.root} is in no git repository",
-                advice="Kept kernels are committed: run `git init` there, or name another --root",
-            ) from error
+            return self._git("rev-parse", "--is-inside-work-tree").strip() == "true"
+        except (RepositoryError, OSError):
+            return False
+
+    def _init(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._git("init", "-q")
+        self._git("add", "-A")
+        self._git(*self._identity(), "commit", "-q", "--no-verify", "--allow-empty", "-m", f"{MESSAGE}start")
 
     @property
     def head(self) -> str:
@@ -50,17 +66,22 @@ class Repository:
 
     def changes(self) -> list[str]:
         """Paths that are not as in the last commit; ignored ones do not count."""
-        lines = self._git("status", "--porcelain", "--untracked-files=all").splitlines()
-        return [line[3:] for line in lines]
+        return self._status("all")
 
     def changed_tracked(self) -> list[str]:
         """Paths that git knows and that are not as in the last commit."""
-        return [line[3:] for line in self._git("status", "--porcelain", "--untracked-files=no").splitlines()]
+        return self._status("no")
+
+    def _status(self, untracked: str) -> list[str]:
+        """Changed paths, relative to the root where they are below it."""
+        prefix = self._git("rev-parse", "--show-prefix").strip()
+        lines = self._git("status", "--porcelain", f"--untracked-files={untracked}").splitlines()
+        return [line[3:].removeprefix(prefix) for line in lines]
 
     def commit(self, files: Sequence[Path], message: str) -> str:
         """Commit files; gives the commit."""
         self._git("add", "--", *(str(file) for file in files))
-        self._git(*self._identity(), "commit", "-q", "--no-verify", "-m", f"{MESSAGE}{message}")
+        self._git(*self._identity(), "commit", "-q", "--no-verify", "--allow-empty", "-m", f"{MESSAGE}{message}")
         return self.head
 
     def start(self) -> None:

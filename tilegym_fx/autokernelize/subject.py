@@ -10,14 +10,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Graph
 
+from tilegym_fx.bench.models import cut_layers
 from tilegym_fx.errors import ExportError, UnknownModelError
-from tilegym_fx.export import ExportedGraph, build, export_module, export_phase
+from tilegym_fx.export import ExportedGraph, build, export_module, export_phase, phase_inputs
 from tilegym_fx.model_source import resolve_model
+from tilegym_fx.provenance import Provenance, record
 from tilegym_fx.results import Phase
 
 #: Sizes of the calls: primes, so that none is a size of the model and a draft shows which are the call's.
-BATCH, SEQ = 3, 1031
+BATCH = 3
+#: The first of these lengths that a model has positions for.
+SEQS = (1031, 509, 127)
 
 
 @dataclass(frozen=True)
@@ -26,15 +31,23 @@ class Call:
 
     Attributes:
         name: ``prefill``, ``decode`` or ``call``.
-        graph: Its graph; brought to the normal form when it is matched.
+        graph: Its graph, as it was captured.
         inputs: Positional inputs, where the call can be run on this machine.
         tokens: What throughput counts: tokens of a language model, calls of any other module.
+        provenance: Where its nodes come from, if that was recorded.
     """
 
     name: str
     graph: ExportedGraph
     inputs: tuple[Any, ...] | None
     tokens: int
+    provenance: Provenance | None = None
+
+    def copy(self) -> Graph:
+        """Its graph with new nodes, for a pass that changes it; names and meta are kept."""
+        new = Graph()
+        new.output(new.graph_copy(self.graph.graph_module.graph, {}))
+        return new
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,7 @@ class Subject:
         is_public: Whether its source lines have permanent links.
         batch: Sequences of the calls.
         seq: Tokens of the calls.
+        positions: How many positions the model has, if it has a table of them.
     """
 
     name: str
@@ -58,6 +72,7 @@ class Subject:
     is_public: bool
     batch: int
     seq: int
+    positions: int | None = None
 
 
 def is_file(model: str) -> bool:
@@ -65,16 +80,25 @@ def is_file(model: str) -> bool:
     return ".py::" in model
 
 
-def capture(model: str, phases: Sequence[Phase] = ("prefill", "decode")) -> Subject:
+def capture(
+    model: str,
+    phases: Sequence[Phase] = ("prefill", "decode"),
+    *,
+    layers: int | None = None,
+    with_provenance: bool = False,
+) -> Subject:
     """Build a model and capture its calls.
 
     Args:
         model: A name that ``scan`` takes, or ``FILE.py::function``; the function returns a module and the
             tuple of its positional inputs.
         phases: Calls of a language model.
+        layers: The first layers of a language model only.
+        with_provenance: Record where each node comes from, to know what can be written into the source.
 
     Raises:
         UnknownModelError: There is no such model.
+        UsageError: ``layers`` is more than the model has.
         ExportError: None of its calls can be captured.
     """
     if is_file(model):
@@ -84,28 +108,32 @@ def capture(model: str, phases: Sequence[Phase] = ("prefill", "decode")) -> Subj
         name = type(module).__name__.lower()
         return Subject(model, name, module, (Call("call", graph, inputs, 1),), False, batch, seq)
     source = resolve_model(model)
+    if layers is not None:
+        cut_layers(source.config, layers)
+    positions = getattr(source.config, "n_positions", None)
+    seq = next((n for n in SEQS if positions is None or n < positions), SEQS[-1])
     module = build(source.config, torch.bfloat16)
-    calls = tuple(_calls(module, phases))
-    return Subject(model, source.model_type, module, calls, True, BATCH, SEQ)
+    calls = tuple(_calls(module, phases, seq, with_provenance))
+    return Subject(model, source.model_type, module, calls, True, BATCH, seq, positions)
 
 
-def _calls(module: nn.Module, phases: Sequence[Phase]) -> Iterator[Call]:
+def _calls(module: nn.Module, phases: Sequence[Phase], seq: int, with_provenance: bool) -> Iterator[Call]:
     problems: list[str] = []
     for phase in phases:
-        tokens = BATCH * (SEQ if phase == "prefill" else 1)
-        call = _call(module, phase, tokens, problems)
-        if call is not None:
-            yield call
+        try:
+            yield _call(module, phase, seq, with_provenance)
+        except ExportError as error:
+            problems.append(error.what)
     if len(problems) == len(phases):
         raise ExportError(problems[0])
 
 
-def _call(module: nn.Module, phase: Phase, tokens: int, problems: list[str]) -> Call | None:
-    try:
-        return Call(phase, export_phase(module, phase, BATCH, SEQ), None, tokens)
-    except ExportError as error:
-        problems.append(error.what)
-        return None
+def _call(module: nn.Module, phase: Phase, seq: int, with_provenance: bool) -> Call:
+    tokens = BATCH * (seq if phase == "prefill" else 1)
+    if not with_provenance:
+        return Call(phase, export_phase(module, phase, BATCH, seq), None, tokens)
+    graph, provenance = record(module, (), phase_inputs(module, phase, BATCH, seq))
+    return Call(phase, graph, None, tokens, provenance)
 
 
 def _from_file(model: str) -> tuple[nn.Module, tuple[Any, ...]]:

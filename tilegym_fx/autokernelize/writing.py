@@ -76,6 +76,17 @@ def copy_exact(candidate: Candidate, inventory: Inventory, root: Path) -> Files:
     return Files(definition.name, tuple(texts), f"exact: {definition.name} of {home.name}")
 
 
+def promoted_file(candidate: Candidate, inventory: Inventory, root: Path) -> Path:
+    """The record that changes when a Definition of ``root`` is found to be verified."""
+    return root / inventory.file_of(inventory.definitions[str(candidate.definition)]).relative_to(root)
+
+
+def promote(candidate: Candidate, inventory: Inventory, root: Path) -> Files:
+    """A Definition of ``root`` whose kernel has yet to pass on a GPU; :func:`mark_verified` says when it has."""
+    path = promoted_file(candidate, inventory, root)
+    return Files(str(candidate.definition), (path,), f"exact: {candidate.definition}, which was not verified before")
+
+
 def solve_exact(candidate: Candidate, inventory: Inventory, root: Path) -> Files:
     """A kernel for a Definition that has none yet.
 

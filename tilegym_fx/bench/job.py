@@ -28,6 +28,7 @@ class Job:
         timed: False where only reference logits are wanted.
         trust_remote_code: Whether code that comes with the configuration may run.
         trace: Where to leave traces; the variant and the case go into the name.
+        inventory: Further inventory roots, besides those of ``TILEGYM_FX_INVENTORY``.
     """
 
     model: str
@@ -43,11 +44,13 @@ class Job:
     timed: bool = True
     trust_remote_code: bool = False
     trace: str | None = None
+    inventory: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Job:
         """The inverse of :meth:`as_json`."""
-        return cls(**{**fields, "cases": tuple(fields["cases"])})
+        lists = {name: tuple(fields[name]) for name in ("cases", "inventory") if name in fields}
+        return cls(**{**fields, **lists})
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

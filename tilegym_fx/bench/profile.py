@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tilegym_fx import settings
 from tilegym_fx.inventory import shipped_root
 
 from .results import KernelTime
@@ -24,14 +25,18 @@ def kernel_functions(*folders: Path) -> frozenset[str]:
     """Names of the functions decorated with ``@ct.kernel`` in the Python files of these folders.
 
     Args:
-        folders: The shipped ``kernels/`` where none is given.
+        folders: The ``kernels/`` of all inventory roots where none is given.
     """
-    names = set()
-    for folder in folders or (shipped_root() / "kernels",):
+    names: set[str] = set()
+    for folder in folders or [root / "kernels" for root in (shipped_root(), *settings.inventory_roots())]:
         for file in sorted(folder.rglob("*.py")):
-            tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
-            names |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and _is_kernel(n)}
+            names |= kernels_in(file.read_text(encoding="utf-8"))
     return frozenset(names)
+
+
+def kernels_in(text: str) -> frozenset[str]:
+    """Names of the functions decorated with ``@ct.kernel`` in a file's text."""
+    return frozenset(n.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef) and _is_kernel(n))
 
 
 def _is_kernel(function: ast.FunctionDef) -> bool:

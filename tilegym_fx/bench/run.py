@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilegym_fx import settings
 from tilegym_fx.errors import TilegymFxError
 
 from .job import Job
@@ -39,6 +40,12 @@ class Limits:
     at_once: int = 1
 
 
+def _inventory(job: Job) -> dict[str, str]:
+    """How a worker is told of the inventory roots of its job."""
+    roots = [*map(str, settings.inventory_roots()), *job.inventory]
+    return {"TILEGYM_FX_INVENTORY": os.pathsep.join(dict.fromkeys(roots))} if job.inventory else {}
+
+
 class Child:
     """A worker in a process of its own.
 
@@ -54,7 +61,7 @@ class Child:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tilegym_fx.bench.worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env={**os.environ, **_inventory(job), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )  # fmt: skip
         self._answers: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
