@@ -53,6 +53,12 @@ def shape_of(graph: Graph) -> list[Any]:
 
 
 SAME: dict[str, tuple[Code, ...]] = {
+    "power of two": (lambda x: x / 8, lambda x: x * 0.125, lambda x: x.div(8.0)),
+    "best in any order": (
+        lambda x: torch.topk(x, 1, sorted=False)[0],
+        lambda x: torch.topk(x, k=1, dim=1)[0],
+        lambda x: x.topk(1, -1, True, False).values,
+    ),
     "square": (lambda x: x * x, lambda x: x**2, torch.square, lambda x: x.pow(2.0), lambda x: x.square()),
     "inverse root": (
         torch.rsqrt,

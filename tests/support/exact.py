@@ -326,6 +326,34 @@ def _router_sigmoid(
     return (weights, 32 * ROUNDED32 * weights + FLOOR32), (index, torch.zeros_like(index))
 
 
+@exact("rms_norm_unweighted")
+def _rms_norm_unweighted(r: Rounding, name: str, hidden_states: Any, eps: float) -> Any:
+    return (_rms(r, hidden_states, torch.ones(()).to(hidden_states), eps, "cast_last"),)
+
+
+@exact("rms_norm_gated")
+def _rms_norm_gated(r: Rounding, name: str, hidden_states: Any, gate: Any, weight: Any, eps: float) -> Any:
+    norm, error = _rms(r, hidden_states, weight, eps, name)
+    opened = gate * torch.sigmoid(gate)
+    value = norm * opened
+    floor = (r.step + FLOOR32) * (1 + norm.abs())
+    return ((value, 1.01 * error * opened.abs() + (r.relative + 16 * ROUNDED32) * value.abs() + floor),)
+
+
+@exact("layer_norm_no_bias")
+def _layer_norm_no_bias(r: Rounding, name: str, hidden_states: Any, weight: Any, eps: float) -> Any:
+    return (_layer(r, hidden_states, weight, torch.zeros_like(weight), eps, 0.0),)
+
+
+@exact("grouped_linear", "grouped_linear_in_first")
+def _grouped_linear(r: Rounding, name: str, input: Any, weight: Any, ends: Any) -> Any:
+    expert = torch.searchsorted(ends.long(), torch.arange(input.shape[0]), right=True)
+    matrices = weight[expert] if name == "grouped_linear" else weight[expert].transpose(-1, -2)
+    value = (matrices @ input[:, :, None])[..., 0]
+    size = (matrices.abs() @ input.abs()[:, :, None])[..., 0]
+    return ((value, r.relative * value.abs() + (input.shape[1] + 2) * ROUNDED32 * size + r.step + FLOOR32),)
+
+
 @exact("sigmoid_mul")
 def _sigmoid_mul(r: Rounding, name: str, hidden_states: Any, gate: Any) -> Any:
     value = hidden_states * torch.sigmoid(gate)

@@ -35,6 +35,7 @@ SIZES = {
     "P": 3000,
     "A": 40,
     "C": 8,
+    "O": 24,
     "Hd": 3,
     "X": 12,
 }
@@ -48,7 +49,7 @@ OUTPUT_DTYPES = {
 }  # fmt: skip
 SCALARS = {"scale": 0.3, "softcap": 3.0, "alpha": 1.7, "k": 3, "limit": 1.5, "groups": 3, "kept": 2}
 #: The axis that an integer input indexes.
-INDEXED = {"top_k_index": "E", "positions": "P"}
+INDEXED = {"top_k_index": "E", "positions": "P", "ends": "N"}
 WEIGHTS = {"as trained": 1.0, "near zero": 1e-3}
 ROWS = {"ordinary": 1.0, "large": 3e3, "near zero": 1e-5}
 
@@ -74,6 +75,9 @@ def make_inputs(
         if spec.dtype in ("int64", "int32"):
             high = axes[INDEXED[key]]
             inputs[key] = torch.randint(0, high, shape, generator=random).to(getattr(torch, spec.dtype))
+            if key == "ends":  # they never fall, and the last row belongs to somebody
+                inputs[key] = inputs[key].sort()[0].clamp(min=0)
+                inputs[key][-1] = high
             continue
         value = torch.randn(shape, generator=random, dtype=torch.float64)
         own = torch.float32 if spec.dtype == "float32" else dtype

@@ -40,6 +40,7 @@ PASSES: tuple[GraphPass, ...] = (
     views.plain_expands,
     arithmetic.one_square,
     arithmetic.one_rsqrt,
+    arithmetic.one_scaling,
     arithmetic.drop_identities,
     arithmetic.explicit_scale,
     orders.one_inverse,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch.fx import Graph, Node
@@ -38,6 +39,24 @@ def number_last(graph: Graph) -> int:
             node.args = (node.args[1], node.args[0])
             changed += 1
     return changed
+
+
+def one_scaling(graph: Graph) -> int:
+    """``x / 8`` becomes ``x * 0.125``: for powers of two both round the very same number."""
+    changed = 0
+    for node in calls(graph, {aten.div.Tensor}):
+        if len(node.args) != 2 or node.kwargs or not isinstance(node.args[0], Node):
+            continue
+        divisor = node.args[1]
+        if isinstance(divisor, int | float) and _is_power_of_two(divisor) and val(node).dtype.is_floating_point:
+            replace(node, aten.mul.Tensor, (node.args[0], 1.0 / divisor))
+            changed += 1
+    return changed
+
+
+def _is_power_of_two(number: float) -> bool:
+    """Whether a number other than 1 is a power of two, of a size that every dtype can hold with its inverse."""
+    return number > 0 and number != 1 and math.frexp(number)[0] == 0.5 and 2**-14 <= number <= 2**14
 
 
 def drop_identities(graph: Graph) -> int:

@@ -1,0 +1,67 @@
+"""Linear layers of several experts at once, in cuTile: each row goes through the matrix of its own expert.
+
+    out[r] = weight[e] x[r] for the rows r of expert e, which stand together: ends[e - 1] <= r < ends[e]
+
+Matrices are stored [out, in], or [in, out] where IN_FIRST. A grid cannot depend on how many rows an expert has, so
+there are N / ROWS + E blocks along N rows, and each finds its expert and rows from `ends`; those that find none end at
+once. Rows from ends[-1] on belong to no expert and are not written. Sums are in float32.
+"""
+
+from __future__ import annotations
+
+import cuda.tile as ct
+import torch
+
+from tilegym_fx.launch import launch
+
+from .experts import ZERO, _cover, _hinted, own_rows, pick_tiling, weight_tile
+
+Int = ct.Constant[int]
+
+
+@ct.kernel
+def grouped_linear_kernel(
+    x, weight, ends, out, OUT_FIRST: ct.Constant[bool], EXPERTS: Int, ROWS: Int, COLUMNS: Int, DEPTH: Int
+):  # fmt: skip
+    expert, first, last = own_rows(ends, ct.bid(0), ROWS, EXPERTS)
+    if expert < EXPERTS:
+        column = ct.bid(1)
+        rows = x.slice(0, first, last)
+        sums = ct.zeros((ROWS, COLUMNS), ct.float32)
+        for k in range(ct.cdiv(x.shape[1], DEPTH)):
+            left = ct.load(rows, (0, k), (ROWS, DEPTH), padding_mode=ZERO)
+            sums = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, COLUMNS), OUT_FIRST), sums)
+        ct.store(out.slice(0, first, last), (0, column), ct.astype(sums, out.dtype))
+
+
+def _grouped(
+    input: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, columns: int, out_first: bool
+) -> torch.Tensor:
+    rows, experts = input.shape[0], weight.shape[0]
+    out = torch.empty(rows, columns, dtype=input.dtype, device=input.device)
+    if out.numel():
+        tiling = pick_tiling(rows, experts, input.itemsize)
+        blocks = min(rows, rows // tiling.rows + min(rows, experts))
+        cut = (_cover(experts), tiling.rows, tiling.columns, tiling.depth)
+        grid = (blocks, -(-columns // tiling.columns))
+        launch(_hinted(grouped_linear_kernel, tiling.occupancy), grid, (input, weight, ends, out, out_first, *cut))
+    return out
+
+
+def grouped_linear(input: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """The rows of each expert times its matrix.
+
+    Args:
+        input: [rows, in], sorted by expert, float32, float16 or bfloat16.
+        weight: [experts, out, in], the same dtype.
+        ends: [experts], int32: the row after the last of each expert, never falling.
+
+    Returns:
+        [rows, out], contiguous; rows from the last of `ends` on hold anything.
+    """
+    return _grouped(input, weight, ends, weight.shape[1], True)
+
+
+def grouped_linear_in_first(input: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """`grouped_linear` with matrices stored [experts, in, out]."""
+    return _grouped(input, weight, ends, weight.shape[2], False)

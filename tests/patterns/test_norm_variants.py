@@ -1,0 +1,106 @@
+"""rms_norm_unweighted, rms_norm_gated, layer_norm_no_bias and grouped linears."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pass_checks import BATCH, LENGTH, check_pass, everywhere, rand
+
+EPS = 1e-6
+NORMS = ("rms_norm_unweighted", "rms_norm_gated", "layer_norm_no_bias")
+check = partial(check_pass, only=NORMS)
+
+
+def unweighted(x: Any) -> Any:
+    wide = x.float()
+    return (wide * torch.pow(wide.pow(2).mean(-1, keepdim=True) + EPS, -0.5)).type_as(x)
+
+
+def gated(x: Any, gate: Any, weight: Any, *, act: Any = F.silu) -> Any:
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+    return ((weight * wide.to(x.dtype)) * act(gate.to(torch.float32))).to(x.dtype)
+
+
+def manual(x: Any, weight: Any) -> Any:
+    wide = x.to(torch.float32)
+    mean = wide.mean(-1, keepdim=True)
+    variance = (wide - mean).pow(2).mean(-1, keepdim=True)
+    return (weight.to(torch.float32) * ((wide - mean) * torch.rsqrt(variance + EPS))).to(x.dtype)
+
+
+@everywhere
+def test_hits(dtype: torch.dtype, dynamic: bool) -> None:
+    x, weight = rand(BATCH, LENGTH, 48, dtype=dtype), rand(48, dtype=dtype)
+    check(unweighted, [x], {"rms_norm_unweighted": 1}, dynamic=dynamic)
+    check(gated, [x, x + 1, weight], {"rms_norm_gated": 1}, dynamic=dynamic)
+    check(lambda x, w: F.layer_norm(x, (48,), w, None, EPS), [x, weight], {"layer_norm_no_bias": 1}, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_layer_norm_written_out(dynamic: bool) -> None:
+    """In float32 PyTorch's own layer norm on a CPU sums in another order, by more than the check allows."""
+    check(manual, [rand(BATCH, LENGTH, 48), rand(48)], {"layer_norm_no_bias": 1}, dynamic=dynamic)
+
+
+def test_near_miss_another_gate() -> None:
+    code = partial(gated, act=torch.sigmoid)
+    inputs = [rand(5, 48), rand(5, 48), rand(48)]
+    check(code, inputs, {"rms_norm_unweighted": 1}, left=None, refused={"rms_norm_gated": "sigmoid"})
+
+
+def test_near_miss_of_a_sum() -> None:
+    def code(x: Any) -> Any:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).sum(-1, keepdim=True) + EPS)).type_as(x)
+
+    check(code, [rand(5, 48)], {}, left=None)
+
+
+def test_near_miss_rounded_before_the_product() -> None:
+    def code(x: Any) -> Any:
+        return x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPS).to(x.dtype)
+
+    check(code, [rand(5, 48)], {}, left=None)
+
+
+def test_guard_the_gate_is_one_row() -> None:
+    refused = {"rms_norm_gated": "gate"}
+    inputs = [rand(5, 48), rand(48), rand(48)]
+    check(gated, inputs, {"rms_norm_unweighted": 1}, left=None, refused=refused)
+
+
+ENDS = torch.tensor([3, 3, 8], dtype=torch.int32)
+grouped = partial(check_pass, only=("grouped_linear", "grouped_linear_in_first"))
+
+
+def test_grouped_linears_of_both_layouts() -> None:
+    rows, weight = rand(8, 16), rand(3, 24, 16)
+    grouped(
+        lambda x, w, ends: torch._grouped_mm(x, w.transpose(-2, -1), offs=ends), [rows, weight, ENDS],
+        {"grouped_linear": 1},
+    )  # fmt: skip
+    grouped(
+        lambda x, w, ends: torch._grouped_mm(x, w, offs=ends), [rows, rand(3, 16, 24), ENDS],
+        {"grouped_linear_in_first": 1},
+    )  # fmt: skip
+
+
+def test_near_miss_matrices_for_batches_of_rows() -> None:
+    code = lambda x, w: torch._grouped_mm(x, w)  # noqa: E731
+    grouped(code, [rand(3, 8, 16), rand(3, 16, 24)], {}, left=None)
+
+
+@pytest.mark.parametrize("divisor", [8.0, 0.25])
+def test_a_power_of_two_scales_eager_attention_by_division(divisor: float) -> None:
+    def code(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        scores = torch.matmul(q, k.transpose(-1, -2)) / divisor + mask
+        return torch.matmul(torch.softmax(scores, dim=-1), v).permute(0, 2, 1, 3)
+
+    inputs = [rand(2, 4, 5, 16, seed=s) for s in range(3)]
+    outcome = check_pass(code, [*inputs, rand(2, 1, 5, 5)], {"gqa_attention_masked": 1})
+    assert outcome.chosen[0].match.inputs["scale"] == 1 / divisor
