@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from .normalize.casts import CAST
 from .normalize.edit import args_of, aten, shape_key
-from .normalize.views import RESHAPES
+from .normalize.views import RESHAPES, view_nodes
 
 #: Operations whose two tensor operands may be exchanged.
 COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 #: Arguments that choose an implementation, not a value.
 _IRRELEVANT = {"cudnn_enable", "cudnn_enabled", "pin_memory"}
+#: Operations whose results others may read too: beside a kernel they cost little or nothing.
+SHAREABLE = frozenset({*view_nodes(), CAST})
 _BY_SHAPE: dict[Any, str] = {**dict.fromkeys(RESHAPES, "reshape"), aten.expand.default: "expand"}
 
 
@@ -93,6 +96,12 @@ def _collect(place: str, value: Any, operands: list[Node], literals: list[tuple[
             _collect(f"{place}[{i}]", item, operands, literals)
     else:
         literals.append((place, value))
+
+
+def operations_of(graph: Graph) -> frozenset[Any]:
+    """The operations of a normalised graph that views and casts are not: what a kernel could be for."""
+    calls = (node.target for node in graph.nodes if node.op == "call_function")
+    return frozenset(target for target in calls if target not in SHAREABLE)
 
 
 def graph_facts(graph: Graph) -> dict[Node, Facts]:

@@ -8,6 +8,7 @@ proof: the function is traced again at the place's own tensors and literals and 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,9 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from .facts import Facts, Symbol, graph_facts
+from .facts import SHAREABLE, Facts, Symbol, graph_facts
 from .normalize.aliasing import Writes
-from .normalize.casts import CAST
 from .normalize.edit import shape_key, switches_mode
-from .normalize.views import view_nodes
 from .pattern import OPEN, Captured, Form, Pattern, specialize
 from .results import Match, MatchKind, Rejection, Site
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 #: Places tried for one anchor before giving up: they differ only in which of several equal users is taken.
 _MAX_PLACES = 16
-_SHAREABLE = {*view_nodes(), CAST}
 
 
 class _Mismatch(Exception):
@@ -39,6 +37,10 @@ class _Mismatch(Exception):
 
     def __init__(self, why: Callable[[], str], nodes: Sequence[Node]):
         self.why, self.nodes = why, tuple(nodes)
+
+
+class _Unfit(_Mismatch):
+    """Internal: a sound place that does not fit for what its inputs are."""
 
 
 class GraphIndex:
@@ -52,6 +54,62 @@ class GraphIndex:
         self.by_operation: dict[Any, list[Node]] = defaultdict(list)
         for node, facts in self.facts.items():
             self.by_operation[facts.operation].append(node)
+        self._readers: dict[Node, dict[Any, list[Node]]] = {}
+
+    def readers(self, value: Node, operation: Any, near: int) -> Iterator[Node]:
+        """The calls of an operation that read a value, those nearest to a position first.
+
+        Some values are read in every layer, so only as many are looked at as are asked for.
+        """
+        if value not in self._readers:
+            by_operation: dict[Any, list[Node]] = defaultdict(list)
+            for node in sorted((u for u in value.users if u in self.facts), key=self.position.__getitem__):
+                by_operation[self.facts[node].operation].append(node)
+            self._readers[value] = by_operation
+        found = self._readers[value].get(operation, ())
+        after = bisect_left(found, near, key=self.position.__getitem__)
+        before = after - 1
+        while before >= 0 or after < len(found):
+            gap = near - self.position[found[before]] if before >= 0 else None
+            if gap is not None and (after >= len(found) or gap <= self.position[found[after]] - near):
+                yield found[before]
+                before -= 1
+            else:
+                yield found[after]
+                after += 1
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A pattern node to lay next: a user of nodes that are laid by then."""
+
+    node: Node
+    laid: tuple[Node, ...]
+
+
+def _steps(pattern: Pattern, anchor: Node) -> tuple[_Step, ...]:
+    """The order in which a pattern is laid from its anchor: first the users of which most operands are laid."""
+    laid: dict[Node, None] = {}
+    _lay_with_operands(pattern, anchor, laid)
+    steps = []
+    while open_nodes := {user: None for node in laid for user in pattern.users[node] if user not in laid}:
+
+        def rank(node: Node) -> tuple[int, int]:
+            known = [o for o in pattern.nodes[node].facts.operands if o in laid]
+            return len(known), -min(len(pattern.users[o]) for o in known)
+
+        best = max(open_nodes, key=rank)
+        known = dict.fromkeys(o for o in pattern.nodes[best].facts.operands if o in laid)
+        steps.append(_Step(best, tuple(known)))
+        _lay_with_operands(pattern, best, laid)
+    return tuple(steps)
+
+
+def _lay_with_operands(pattern: Pattern, node: Node, laid: dict[Node, None]) -> None:
+    if node not in laid:
+        laid[node] = None
+        for operand in pattern.nodes[node].facts.operands if node in pattern.nodes else ():
+            _lay_with_operands(pattern, operand, laid)
 
 
 @dataclass
@@ -64,6 +122,7 @@ class _Search:
 
     pattern: Pattern
     index: GraphIndex
+    steps: Sequence[_Step] = ()
     bound: dict[Node, Node] = field(default_factory=dict)
     taken: dict[Node, Node] = field(default_factory=dict)
     scalars: dict[str, Any] = field(default_factory=dict)
@@ -77,37 +136,29 @@ class _Search:
     def places(self, anchor: Node, start: Node) -> Iterator[None]:
         """Every way to complete the pattern with ``anchor`` on ``start``; read ``bound`` at each yield."""
         for _ in self._lay(anchor, start):
-            yield from self._complete()
+            yield from self._complete(0)
 
-    def _complete(self) -> Iterator[None]:
-        """Lay the pattern nodes that are users of laid ones, until none is left."""
-        open_node, source = self._next_user()
-        if open_node is None or source is None:
+    def _complete(self, done: int) -> Iterator[None]:
+        """Lay the pattern nodes that are users of laid ones, step by step, until none is left."""
+        if done == len(self.steps):
             if len(self.taken) == len(self.pattern.nodes):
                 yield
             return
-        here = self.bound[source]
-        operation = self.pattern.nodes[open_node].facts.operation
-        near = self.index.position[max(self.taken, key=self.index.position.__getitem__)]
-        users = [u for u in here.users if u not in self.taken and u in self.index.facts]
-        candidates = [u for u in users if self.index.facts[u].operation == operation]
-        if not candidates:
+        step = self.steps[done]
+        if step.node in self.bound:
+            yield from self._complete(done + 1)
+            return
+        here = min((self.bound[o] for o in step.laid), key=lambda node: len(node.users))
+        operation = self.pattern.nodes[step.node].facts.operation
+        near = max(map(self.index.position.__getitem__, self.taken))
+        is_read = False
+        for user in self.index.readers(here, operation, near):
+            if user not in self.taken:
+                is_read = True
+                for _ in self._lay(step.node, user):
+                    yield from self._complete(done + 1)
+        if not is_read:
             self._note(here, lambda: f"{here.name} is not read by {operation}, which the pattern needs next")
-        for user in sorted(candidates, key=lambda u: abs(self.index.position[u] - near)):
-            for _ in self._lay(open_node, user):
-                yield from self._complete()
-
-    def _next_user(self) -> tuple[Node | None, Node | None]:
-        """The most constrained open pattern node that reads a laid one, and the laid value it reads."""
-        best: tuple[int, int, Node, Node] | None = None
-        for laid, here in self.bound.items():
-            for user in self.pattern.users[laid]:
-                if user not in self.bound:
-                    known = sum(o in self.bound for o in self.pattern.nodes[user].facts.operands)
-                    rank = (known, -len(here.users))
-                    if best is None or rank > best[:2]:
-                        best = (*rank, user, laid)
-        return (None, None) if best is None else (best[2], best[3])
 
     def _lay(self, wanted: Node, node: Node) -> Iterator[None]:
         """Bind one pattern node and all that it reads."""
@@ -148,19 +199,19 @@ class _Search:
         if spec.facts.commutes and here.commutes:
             orders.append(spec.facts.operands[::-1])
         for operands in orders:
-            yield from self._lay_all(list(zip(operands, here.operands, strict=True)))
+            yield from self._lay_all(operands, here.operands)
         del self.bound[wanted], self.taken[node]
         for name in captured:
             del self.scalars[name]
         if excused:
             self.excused = None
 
-    def _lay_all(self, pairs: list[tuple[Node, Node]]) -> Iterator[None]:
-        if not pairs:
+    def _lay_all(self, wanted: Sequence[Node], nodes: Sequence[Node], done: int = 0) -> Iterator[None]:
+        if done == len(wanted):
             yield
             return
-        for _ in self._lay(*pairs[0]):
-            yield from self._lay_all(pairs[1:])
+        for _ in self._lay(wanted[done], nodes[done]):
+            yield from self._lay_all(wanted, nodes, done + 1)
 
     def _literals(
         self, node: Node, here: Facts, wanted: tuple[tuple[str, Any], ...]
@@ -194,7 +245,7 @@ def _nearest_miss(failed: _Search, anchor: Node, start: Node) -> tuple[Callable[
     if failed.miss is None or failed.miss_node is None or size == 1:
         return None
     if 2 * failed.deepest < size:
-        lenient = _Search(failed.pattern, failed.index, lenient=True)
+        lenient = _Search(failed.pattern, failed.index, failed.steps, lenient=True)
         for _ in lenient.places(anchor, start):
             if lenient.excuse is not None and lenient.excused is not None:
                 return lenient.excuse, (lenient.excused,), size - 1
@@ -208,7 +259,7 @@ def _say(sentence: str, *values: object) -> Callable[[], str]:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    return a == b and isinstance(a, bool) == isinstance(b, bool)
+    return a is b or (a == b and isinstance(a, bool) == isinstance(b, bool))
 
 
 def _name(node: Node) -> str:
@@ -216,12 +267,23 @@ def _name(node: Node) -> str:
 
 
 class Matcher:
-    """Finds the places of Patterns in one graph. Traces at matched inputs are kept between graphs."""
+    """Finds the places of Patterns in one graph.
 
-    def __init__(self, definitions: Mapping[str, Definition], patterns: Iterable[Pattern]):
+    Args:
+        definitions: The Definitions of the Patterns, by name.
+        patterns: What to look for.
+        proofs: Traces at matched inputs, kept between graphs; give one dict to matchers of one inventory.
+    """
+
+    def __init__(
+        self,
+        definitions: Mapping[str, Definition],
+        patterns: Iterable[Pattern],
+        proofs: dict[Any, Pattern | None] | None = None,
+    ):
         self._definitions = definitions
         self._patterns = tuple(patterns)
-        self._exact: dict[Any, Pattern | None] = {}
+        self._exact = {} if proofs is None else proofs
 
     def match(self, graph: Graph, site_of: Callable[[Node], Site]) -> tuple[list[Match], list[Rejection]]:
         """All places where a pattern fits, and the nearest misses.
@@ -245,11 +307,12 @@ class Matcher:
         anchor = _rarest(pattern, index)
         if anchor is None:
             return
+        steps = _steps(pattern, anchor)
         done: set[Node] = set()
         for start in index.by_operation[pattern.nodes[anchor].facts.operation]:
             if start in done:
                 continue
-            found = self._match_at(pattern, index, anchor, start, site_of)
+            found = self._match_at(_Search(pattern, index, steps), anchor, start, site_of)
             if isinstance(found, Match):
                 done.update(found.nodes)
                 yield found
@@ -257,14 +320,16 @@ class Matcher:
                 rejections.append(found)
 
     def _match_at(
-        self, pattern: Pattern, index: GraphIndex, anchor: Node, start: Node, site_of: Callable[[Node], Site]
+        self, search: _Search, anchor: Node, start: Node, site_of: Callable[[Node], Site]
     ) -> Match | Rejection | None:
-        search = _Search(pattern, index)
+        pattern = search.pattern
         mismatch: _Mismatch | None = None
         for _ in islice(search.places(anchor, start), _MAX_PLACES):
             found = self._checked(search, site_of(start))
             if isinstance(found, Match):
                 return found
+            if isinstance(mismatch, _Unfit) and not isinstance(found, _Unfit):
+                break  # the nearest places are sound in themselves, those beyond mix values of several layers
             mismatch = mismatch or found
         if mismatch is not None:
             why, nodes, depth = mismatch.why, mismatch.nodes, len(pattern.nodes)
@@ -310,14 +375,13 @@ class Matcher:
         index: GraphIndex,
     ) -> Form:
         """The form whose trace at these very inputs is this very region."""
-        failure: _Mismatch | None = None
+        failures: list[_Mismatch] = []
         for form in pattern.forms:
             found = self._refusal(pattern, form, inputs, values, outputs, index)
             if found is None:
                 return form
-            failure = failure or found
-        assert failure is not None  # a pattern has at least one form
-        raise failure
+            failures.append(found)
+        raise next((f for f in failures if not isinstance(f, _Unfit)), failures[0])
 
     def _refusal(
         self,
@@ -349,11 +413,11 @@ class Matcher:
             self._exact[key] = _specialize(pattern, form, values)
         exact = self._exact[key]
         if exact is None:
-            raise _Mismatch(lambda: f"{pattern.definition} is not defined for these shapes and dtypes", outputs)
+            raise _Unfit(lambda: f"{pattern.definition} is not defined for these shapes and dtypes", outputs)
         search = _Search(exact, index)
         by_name = {name: p for p, name in exact.tensors.items()}
         search.bound.update({by_name[k]: v for k, v in inputs.items() if k in by_name and isinstance(v, Node)})
-        if not _lay_outputs(search, list(zip(exact.outputs, outputs, strict=True))):
+        if not _lay_outputs(search, exact.outputs, outputs):
             reason = search.miss or (lambda: "the operations are the same but not their arguments")
             raise _Mismatch(lambda: f"traced at these inputs it differs: {reason()}", outputs)
 
@@ -365,11 +429,11 @@ def _require_guards(form: Form, values: Mapping[str, Any], outputs: tuple[Node, 
         except GuardOnDataDependentSymNode:
             reason = "it cannot be told before the graph runs whether its sizes fit"
         if reason is not None:
-            raise _Mismatch(_say("{}", reason), outputs)
+            raise _Unfit(_say("{}", reason), outputs)
 
 
-def _lay_outputs(search: _Search, pairs: list[tuple[Node, Node]]) -> bool:
-    return any(_same_dtypes(search) for _ in search._lay_all(pairs))
+def _lay_outputs(search: _Search, wanted: Sequence[Node], outputs: Sequence[Node]) -> bool:
+    return any(_same_dtypes(search) for _ in search._lay_all(wanted, outputs))
 
 
 def _same_dtypes(search: _Search) -> bool:
@@ -409,7 +473,7 @@ def _rarest(pattern: Pattern, index: GraphIndex) -> Node | None:
     need = Counter(p.facts.operation for p in pattern.nodes.values())
     if any(len(index.by_operation.get(operation, ())) < count for operation, count in need.items()):
         return None
-    own = [n for n, p in pattern.nodes.items() if n.target not in _SHAREABLE] or list(pattern.nodes)
+    own = [n for n, p in pattern.nodes.items() if n.target not in SHAREABLE] or list(pattern.nodes)
     return min(own, key=lambda n: len(index.by_operation[pattern.nodes[n].facts.operation]))
 
 
@@ -420,7 +484,7 @@ def _shared(region: Sequence[Node], outputs: Sequence[Node]) -> list[Node]:
     for node in region:
         if node in outputs or all(u in inside for u in node.users):
             continue
-        if node.target not in _SHAREABLE:
+        if node.target not in SHAREABLE:
             reader = next(u for u in node.users if u not in inside)
             raise _Mismatch(_say("the inner value {} is also read by {}", node, _name(reader)), [node])
         shared.append(node)
@@ -433,7 +497,7 @@ def _with_sources(shared: list[Node], inside: set[Node]) -> list[Node]:
     for node in stay:
         for source in node.all_input_nodes:
             if source in inside and source not in stay:
-                if source.target not in _SHAREABLE:
+                if source.target not in SHAREABLE:
                     reader = next((u for u in node.users if u not in inside), node)
                     raise _Mismatch(_say("the inner value {} is also read by {}", node, _name(reader)), [node])
                 stay.append(source)

@@ -1,43 +1,32 @@
 """A Pattern: the searchable graph of a reference or a spelling, and which of its literals mean what.
 
-The function is traced at two *probes* that differ in every size, every 16-bit dtype and every scalar. A
-literal that is the same in both is part of the maths; one that equals a scalar input in both is that input,
-captured; any other follows from shapes or dtypes, is left open in the search and settled by tracing again at
-the matched inputs.
+The function is traced at *probes*, whose sizes and numbers no constant is likely to equal. A literal that is a
+scalar input there is that input, captured; one that is surely a constant is part of the maths; any other may
+follow from shapes or dtypes, is left open in the search and settled by tracing again at the matched inputs.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .errors import PatternError
-from .facts import Facts, facts_of, graph_facts
+from .facts import Facts, graph_facts, operations_of
 from .normalize import normalize
+from .probes import Probe, probes
 
 if TYPE_CHECKING:
     from .inventory import Inventory
-    from .schema import Definition, TensorSpec
-
-_DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "bool": torch.bool,
-    "int64": torch.int64,
-    "int32": torch.int32,
-}
+    from .schema import Definition
 
 
 @dataclass(frozen=True)
@@ -168,104 +157,6 @@ def _quiet_fake_tensors() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@cache
-def _fake_mode() -> FakeTensorMode:
-    """One mode for every probe: making one takes as long as a small trace."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-@dataclass(frozen=True)
-class _Probe:
-    """Sizes and dtypes to trace at; ``equal`` makes axes that divide each other the same (no groups)."""
-
-    seed: int
-    dtype: torch.dtype
-    wide_weights: bool = False
-    equal: bool = False
-
-    def fake_inputs(self, definition: Definition) -> dict[str, Any]:
-        axes = probe_axes(definition, self.seed, equal=self.equal)
-        inputs: dict[str, Any] = {}
-        for position, (name, spec) in enumerate(definition.inputs.items()):
-            if spec.shape is None:
-                inputs[name] = _number(spec, self.seed, position)
-            else:
-                shape = [axes[a] for a in spec.shape]
-                inputs[name] = torch.empty(shape, dtype=self._dtype(spec.dtype, len(shape)), device="meta")
-        mode = _fake_mode()
-        with mode:
-            return {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
-
-    def _dtype(self, declared: str, rank: int) -> torch.dtype:
-        if declared not in ("bfloat16", "float16"):
-            return _DTYPES[declared]
-        return torch.float32 if self.wide_weights and rank == 1 else self.dtype
-
-
-def _number(spec: TensorSpec, seed: int, position: int) -> float:
-    """What the scalar input at a position is at a probe."""
-    return seed + position if "int" in spec.dtype else 0.0625 * seed + 0.001 * position
-
-
-def _probe_pairs(definition: Definition) -> Iterator[tuple[_Probe, _Probe]]:
-    """16-bit, float32, and 16-bit with float32 norm weights; each with and without groups."""
-    has_weight = any(spec.shape is not None and len(spec.shape) == 1 for spec in definition.inputs.values())
-    has_groups = any((m := _DIVIDES.match(c)) and m[2] in definition.axes for c in definition.constraints or ())
-    for low, other, wide in (
-        (torch.bfloat16, torch.float16, False),
-        (torch.float32, torch.float32, False),
-        (torch.bfloat16, torch.float16, True),
-    ):
-        for equal in (False, True):
-            if (has_weight or not wide) and (has_groups or not equal):
-                yield _Probe(3, low, wide, equal), _Probe(5, other, wide, equal)
-
-
-#: The last resort, for operations that can be traced in bfloat16 alone.
-_ONE_DTYPE = (_Probe(3, torch.bfloat16), _Probe(5, torch.bfloat16))
-
-_SUM = re.compile(r"^(\w+) == (\w+) \+ (\w+)$")
-_EQUALS = re.compile(r"^(\w+) == (?:(\d+) \* )?(\w+)$")
-_DIVIDES = re.compile(r"^(\w+) % (\w+) == 0$")
-
-
-def probe_axes(definition: Definition, seed: int, *, equal: bool = False) -> dict[str, int]:
-    """Distinct even sizes for the axes of a Definition that satisfy its constraints.
-
-    Args:
-        definition: Whose axes.
-        seed: Another odd seed gives another size for every axis.
-        equal: Satisfy ``A % B == 0`` by ``A == B`` instead of ``A == seed * B``.
-
-    Raises:
-        PatternError: If a constraint has a form that is not understood.
-    """
-    axes: dict[str, int] = {}
-    for position, (name, axis) in enumerate(definition.axes.items()):
-        axes[name] = axis.value if axis.type == "const" else 2 * (seed + 2 * position + seed * position)
-    scalars = {
-        name: _number(spec, seed, i) for i, (name, spec) in enumerate(definition.inputs.items()) if not spec.shape
-    }
-    for constraint in definition.constraints or ():
-        if (match := _DIVIDES.match(constraint)) and match[2] in scalars:
-            axes[match[1]] = seed * int(scalars[match[2]])
-        elif scalars.keys() & set(re.findall(r"\w+", constraint)):
-            continue  # it limits what a call may give, not the sizes of the inputs
-        elif match := _EQUALS.match(constraint):
-            axes[match[1]] = int(match[2] or 1) * axes[match[3]]
-        elif match := _SUM.match(constraint):
-            axes[match[1]] = axes[match[2]] + axes[match[3]]
-        elif match := _DIVIDES.match(constraint):
-            divisor = axes.get(match[2]) or 2 * int(match[2])
-            axes[match[1]] = divisor * (1 if equal and match[2] in axes else seed)
-        else:
-            raise PatternError(
-                f"definition {definition.name}: constraint {constraint!r} has a form that is not understood",
-                advice="Write `A == n * B`, `A == B + C` or `A % B == 0`",
-            )
-    return axes
-
-
 def forms_of(inventory: Inventory, name: str) -> Iterator[Form]:
     """The reference of a Definition, then its spellings, each with the guards that apply to it."""
     yield Form("reference", inventory.reference(name), inventory.guards(name))
@@ -279,67 +170,132 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
 
+class FormPatterns:
+    """The Patterns of one form, traced when they are asked for: a trace takes as long as a search of a layer.
+
+    Args:
+        definition: What the form computes.
+        form: The function.
+    """
+
+    def __init__(self, definition: Definition, form: Form):
+        self.form = form
+        self._definition = definition
+        self._known: dict[Probe, _Traced | PatternError] = {}
+
+    @cached_property
+    def operations(self) -> frozenset[Any]:
+        """What a graph must have for any of the Patterns to fit; one trace tells, as probes differ in views and casts.
+
+        Raises:
+            PatternError: If no probe can be traced.
+        """
+        failure: PatternError | None = None
+        for probe in probes(self._definition):
+            try:
+                return operations_of(self._traced(probe).graph)
+            except PatternError as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
+
+    @cached_property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """One Pattern for each probe at which the graph is another than before.
+
+        A spelling may be written for a special case (one head per group): one probe that can trace it is enough.
+
+        Raises:
+            PatternError: If no probe can be traced, or an input is lost on the way.
+        """
+        found: dict[Any, Pattern] = {}
+        failure: PatternError | None = None
+        for probe in probes(self._definition):
+            try:
+                pattern = self._pattern(probe)
+                found.setdefault(pattern.signature, pattern)
+            except PatternError as error:
+                failure = error
+        if not found and failure is not None:
+            raise failure
+        return tuple(found.values())
+
+    def _traced(self, probe: Probe) -> _Traced:
+        if probe not in self._known:
+            try:
+                inputs = {**probe.fake_inputs(self._definition), **self.form.fixed}
+                self._known[probe] = _Traced(inputs, *trace(self.form.function, inputs))
+            except (RuntimeError, TypeError, ValueError) as error:
+                self._known[probe] = PatternError(f"{self._name} cannot be traced: {error}")
+        known = self._known[probe]
+        if isinstance(known, PatternError):
+            raise known
+        return known
+
+    @property
+    def _name(self) -> str:
+        return f"{self._definition.name} ({self.form.name})"
+
+    def _pattern(self, probe: Probe) -> Pattern:
+        traced = self._traced(probe)
+        numbers = {k: v for k, v in traced.inputs.items() if not isinstance(v, torch.Tensor)}
+        scalars = {k: v for k, v in numbers.items() if k not in self.form.fixed}
+        facts = graph_facts(traced.graph)
+        nodes = {n: PatternNode(n.name, f, _literals(f, scalars, probe)) for n, f in facts.items()}
+        captured = {v.name for p in nodes.values() for _, v in p.literals if isinstance(v, Captured)}
+        lost = [s for s in scalars if s not in captured] + [t for t, n in traced.tensors.items() if not n.users]
+        if lost:
+            raise PatternError(f"{self._name} does not use its input {lost[0]!r} as such")
+        parameters = tuple(self._definition.inputs)
+        return _pattern(
+            self._definition.name, self.form, parameters, traced.graph, traced.tensors, traced.outputs, nodes
+        )
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """One form at one probe."""
+
+    inputs: Mapping[str, Any]
+    graph: Graph
+    tensors: Mapping[str, Node]
+    outputs: tuple[Node, ...]
+
+
+def form_patterns(inventory: Inventory, name: str) -> tuple[FormPatterns, ...]:
+    """The forms of one Definition, nothing of them traced yet."""
+    return tuple(FormPatterns(inventory.definitions[name], form) for form in forms_of(inventory, name))
+
+
+def merged(forms: Iterable[FormPatterns]) -> tuple[Pattern, ...]:
+    """The distinct Patterns of forms of one Definition, each with all forms that trace to it.
+
+    Raises:
+        PatternError: If a form cannot be traced anywhere, or loses an input on the way.
+    """
+    found: dict[tuple[Any, ...], Pattern] = {}
+    for pattern in (pattern for form in forms for pattern in form.patterns):
+        known = found.setdefault(pattern.signature, pattern)
+        if pattern.forms[0] not in known.forms:
+            found[pattern.signature] = replace(known, forms=(*known.forms, *pattern.forms))
+    return tuple(found.values())
+
+
 def patterns_of(inventory: Inventory, name: str) -> tuple[Pattern, ...]:
     """The distinct Patterns of one Definition: the reference's first, then its spellings'.
-
-    A spelling may be written for a special case (one head per group): one probe that can trace it is enough.
 
     Raises:
         PatternError: If a reference or spelling cannot be traced anywhere, or loses an input on the way.
     """
-    definition = inventory.definitions[name]
-    found: dict[tuple[Any, ...], Pattern] = {}
-    for form in forms_of(inventory, name):
-        built, failure = 0, None
-        for pair in (*_probe_pairs(definition), _ONE_DTYPE):
-            if built and pair is _ONE_DTYPE:
-                continue
-            try:
-                pattern = _build(definition, form, pair)
-            except PatternError as error:
-                failure = error
-                continue
-            built += 1
-            known = found.setdefault(pattern.signature, pattern)
-            if form not in known.forms:
-                found[pattern.signature] = replace(known, forms=(*known.forms, form))
-        if not built and failure is not None:
-            raise failure
-    return tuple(found.values())
+    return merged(form_patterns(inventory, name))
 
 
-def _build(definition: Definition, form: Form, pair: tuple[_Probe, _Probe]) -> Pattern:
-    where = f"{definition.name} ({form.name})"
-    traced = []
-    for probe in pair:
-        inputs = {**probe.fake_inputs(definition), **form.fixed}
-        try:
-            traced.append((inputs, *trace(form.function, inputs)))
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise PatternError(f"{where} cannot be traced: {error}") from error
-    (inputs, graph, tensors, outputs), (other_inputs, other, *_) = traced
-    numbers = {k: v for k, v in inputs.items() if not isinstance(v, torch.Tensor) and k not in form.fixed}
-    scalars = {k: (v, other_inputs[k]) for k, v in numbers.items()}
-    if len(_calls(graph)) != len(_calls(other)):
-        raise PatternError(f"{where} traces to different graphs at different sizes")
-    pairs = zip(_calls(graph), _calls(other), strict=True)
-    nodes = {n: PatternNode(n.name, facts_of(n), _literals(facts_of(n), facts_of(m), scalars)) for n, m in pairs}
-    captured = {v.name for p in nodes.values() for _, v in p.literals if isinstance(v, Captured)}
-    lost = [s for s in scalars if s not in captured] + [t for t, n in tensors.items() if not n.users]
-    if lost:
-        raise PatternError(f"{where} does not use its input {lost[0]!r} as such")
-    return _pattern(definition.name, form, tuple(definition.inputs), graph, tensors, outputs, nodes)
-
-
-def _calls(graph: Graph) -> list[Node]:
-    return [n for n in graph.nodes if n.op == "call_function"]
-
-
-def _literals(one: Facts, two: Facts, scalars: Mapping[str, tuple[Any, Any]]) -> tuple[tuple[str, Any], ...]:
-    out = []
-    for (place, a), (_, b) in zip(one.literals, two.literals, strict=True):
-        name = next((k for k, (x, y) in scalars.items() if a == x and b == y), None)
-        out.append((place, Captured(name) if name else a if a == b else OPEN))
+def _literals(facts: Facts, scalars: Mapping[str, Any], probe: Probe) -> tuple[tuple[str, Any], ...]:
+    names = {number: name for name, number in scalars.items()}
+    out: list[tuple[str, Any]] = []
+    for place, value in facts.literals:
+        name = names.get(value) if isinstance(value, int | float) else None
+        out.append((place, Captured(name) if name else value if probe.is_constant(value) else OPEN))
     return tuple(out)
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from torch.fx import Graph, Node
 
 from .cost import Device, node_seconds
 from .errors import PatternError
+from .facts import operations_of
 from .match import Matcher
 from .normalize import normalize, pin_layouts
-from .pattern import Pattern, patterns_of
+from .pattern import FormPatterns, Pattern, form_patterns, merged
 from .plan import Policy, considered, plan, verified
 from .results import Plan, PlannedMatch, Rejection, Site
 
@@ -25,8 +26,22 @@ if TYPE_CHECKING:
     from .inventory import Inventory
 
 log = logging.getLogger("tilegym_fx")
-_matchers: WeakKeyDictionary[Inventory, dict[frozenset[str], Matcher]] = WeakKeyDictionary()
-_traced: WeakKeyDictionary[Inventory, dict[str, tuple[Pattern, ...]]] = WeakKeyDictionary()
+_memory: WeakKeyDictionary[Inventory, _Memory] = WeakKeyDictionary()
+
+
+@dataclass
+class _Memory:
+    """What this process has traced of one inventory.
+
+    Attributes:
+        forms: Definition -> its forms.
+        matchers: Names of forms that a graph can have -> the matcher of their Patterns.
+        proofs: What matchers have traced at the inputs of places, for all of them.
+    """
+
+    forms: dict[str, tuple[FormPatterns, ...]] = field(default_factory=dict)
+    matchers: dict[tuple[tuple[str, str], ...], Matcher] = field(default_factory=dict)
+    proofs: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,32 +83,51 @@ class Outcome:
         return self.seconds_covered / total if total else 0.0
 
 
-def matcher_for(inventory: Inventory, names: Collection[str] | None = None) -> Matcher:
-    """The matcher of some Definitions of an inventory; patterns are traced once per process.
+def matcher_for(
+    inventory: Inventory, names: Collection[str] | None = None, operations: Collection[Any] | None = None
+) -> Matcher:
+    """The matcher of some Definitions of an inventory; what is traced is kept for the process.
 
     A Definition that cannot be traced costs only itself: it is warned about and left out.
 
     Args:
         inventory: Whose Definitions.
         names: Which ones; by default those that are neither drafts nor unverified.
+        operations: What the graph has; forms that need others are not traced in full. By default all are.
     """
-    wanted = frozenset(verified(inventory) if names is None else names).intersection(inventory.definitions)
-    matchers = _matchers.setdefault(inventory, {})
-    if wanted not in matchers:
-        chosen = [name for name in inventory.definitions if name in wanted]
-        matchers[wanted] = Matcher(inventory.definitions, [p for name in chosen for p in _patterns(inventory, name)])
-    return matchers[wanted]
+    memory = _memory.setdefault(inventory, _Memory())
+    wanted = set(verified(inventory) if names is None else names)
+    chosen = {name: _forms(inventory, name, memory, operations) for name in inventory.definitions if name in wanted}
+    key = tuple((name, form.form.name) for name, forms in chosen.items() for form in forms)
+    if key not in memory.matchers:
+        patterns = [pattern for name, forms in chosen.items() for pattern in _merged(name, forms, memory)]
+        memory.matchers[key] = Matcher(inventory.definitions, patterns, memory.proofs)
+    return memory.matchers[key]
 
 
-def _patterns(inventory: Inventory, name: str) -> tuple[Pattern, ...]:
-    traced = _traced.setdefault(inventory, {})
-    if name not in traced:
-        try:
-            traced[name] = tuple(patterns_of(inventory, name))
-        except PatternError as error:
-            warnings.warn(f"tilegym_fx: {name} is left out: {error}", stacklevel=4)
-            traced[name] = ()
-    return traced[name]
+def _forms(
+    inventory: Inventory, name: str, memory: _Memory, operations: Collection[Any] | None
+) -> tuple[FormPatterns, ...]:
+    """The forms of a Definition that a graph with these operations can have."""
+    if name not in memory.forms:
+        memory.forms[name] = form_patterns(inventory, name)
+    try:
+        return tuple(f for f in memory.forms[name] if operations is None or f.operations <= set(operations))
+    except PatternError as error:
+        return _left_out(name, error, memory)
+
+
+def _merged(name: str, forms: Sequence[FormPatterns], memory: _Memory) -> tuple[Pattern, ...]:
+    try:
+        return merged(forms)
+    except PatternError as error:
+        return _left_out(name, error, memory)
+
+
+def _left_out(name: str, error: PatternError, memory: _Memory) -> tuple[()]:
+    warnings.warn(f"tilegym_fx: {name} is left out: {error}", stacklevel=5)
+    memory.forms[name] = ()
+    return ()
 
 
 def find(
@@ -113,13 +147,13 @@ def find(
         site_of: Where in the model's source a node comes from.
         keep_layouts: The graph is going to run: what its caller sees contiguous must stay so.
     """
-    matcher = matcher_for(inventory, considered(inventory, policy))
     nodes = sum(n.op == "call_function" for n in graph.nodes)
     seconds: dict[str, float] = {}
     with _timed("normalize", seconds):
         if keep_layouts:
             pin_layouts(graph)
         normalize(graph)
+    matcher = matcher_for(inventory, considered(inventory, policy), operations_of(graph))
     with _timed("match", seconds):
         matches, misses = matcher.match(graph, site_of)
     with _timed("plan", seconds):

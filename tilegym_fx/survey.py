@@ -17,7 +17,7 @@ from torch.fx import Node
 from .errors import ExportError
 from .export import ExportedGraph, build, export_phase, site_of
 from .model_source import ModelSource, resolve_model
-from .pipeline import Outcome, find, matcher_for
+from .pipeline import Outcome, find
 from .plan import Policy
 from .results import MatchKind, Phase, PlannedMatch, Rejection, Site
 
@@ -147,8 +147,6 @@ def survey(
     source = resolve_model(name, trust_remote_code=trust_remote_code)
     progress("building it without weights")
     model = build(source.config, dtype, trust_remote_code=trust_remote_code)
-    progress("tracing the patterns")
-    matcher_for(inventory)
     surveyed = []
     for phase in phases:
         progress(f"exporting {phase}")

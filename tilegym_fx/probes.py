@@ -1,0 +1,132 @@
+"""Probes: sizes, dtypes and numbers at which a Definition's functions are traced to find out what they are made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .errors import PatternError
+
+if TYPE_CHECKING:
+    from .schema import Definition, TensorSpec
+
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "bool": torch.bool,
+    "int64": torch.int64,
+    "int32": torch.int32,
+}
+
+
+@cache
+def _fake_mode() -> FakeTensorMode:
+    """One mode for every probe: making one takes as long as a small trace."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Dtypes and sizes to trace at.
+
+    Attributes:
+        dtype: Of what a Definition declares in 16 bits.
+        wide_weights: Vectors are float32 all the same, as norm weights may be.
+        equal: Axes of which one divides the other have the same size: there are no groups.
+    """
+
+    dtype: torch.dtype
+    wide_weights: bool = False
+    equal: bool = False
+
+    def fake_inputs(self, definition: Definition) -> dict[str, Any]:
+        """Fake tensors, and numbers that are no size and no constant that anybody writes."""
+        axes = probe_axes(definition, equal=self.equal)
+        inputs: dict[str, Any] = {}
+        for position, (name, spec) in enumerate(definition.inputs.items()):
+            if spec.shape is None:
+                inputs[name] = _number(spec, position)
+            else:
+                shape = [axes[a] for a in spec.shape]
+                inputs[name] = torch.empty(shape, dtype=self._dtype(spec.dtype, len(shape)), device="meta")
+        mode = _fake_mode()
+        with mode:
+            return {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
+
+    def _dtype(self, declared: str, rank: int) -> torch.dtype:
+        if declared not in ("bfloat16", "float16"):
+            return _DTYPES[declared]
+        return torch.float32 if self.wide_weights and rank == 1 else self.dtype
+
+    def is_constant(self, value: Any) -> bool:
+        """Whether a literal in a trace at this probe is surely part of the maths, and follows from no size or dtype."""
+        if isinstance(value, torch.dtype):
+            return value != self.dtype or value == torch.float32
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return True
+        return value == _TO_THE_END or (abs(value) <= _SMALL and float(2 * value).is_integer())
+
+
+def _number(spec: TensorSpec, position: int) -> float:
+    """What the scalar input at a position is."""
+    number = _SEED + 2 * position
+    return number if "int" in spec.dtype else 0.0625 * number + 0.001
+
+
+def probes(definition: Definition) -> Iterator[Probe]:
+    """16-bit, float32, and 16-bit with float32 norm weights; each with and without groups."""
+    has_weight = any(spec.shape is not None and len(spec.shape) == 1 for spec in definition.inputs.values())
+    has_groups = any((m := _DIVIDES.match(c)) and m[2] in definition.axes for c in definition.constraints or ())
+    for dtype, wide in ((torch.bfloat16, False), (torch.float32, False), (torch.bfloat16, True)):
+        for equal in (False, True):
+            if (has_weight or not wide) and (has_groups or not equal):
+                yield Probe(dtype, wide, equal)
+
+
+#: Sizes are even and twice as large or more; a number up to _SMALL, or half of one, is therefore none.
+_SEED, _SMALL = 17, 8
+_TO_THE_END = 2**63 - 1
+_SUM = re.compile(r"^(\w+) == (\w+) \+ (\w+)$")
+_EQUALS = re.compile(r"^(\w+) == (?:(\d+) \* )?(\w+)$")
+_DIVIDES = re.compile(r"^(\w+) % (\w+) == 0$")
+
+
+def probe_axes(definition: Definition, *, equal: bool = False) -> dict[str, int]:
+    """Distinct even sizes for the axes of a Definition that satisfy its constraints.
+
+    Args:
+        definition: Whose axes.
+        equal: Satisfy ``A % B == 0`` by ``A == B`` instead of a multiple.
+
+    Raises:
+        PatternError: If a constraint has a form that is not understood.
+    """
+    axes: dict[str, int] = {}
+    for position, (name, axis) in enumerate(definition.axes.items()):
+        axes[name] = axis.value if axis.type == "const" else 2 * (_SEED + (_SEED + 2) * position)
+    scalars = {name: _number(spec, i) for i, (name, spec) in enumerate(definition.inputs.items()) if spec.shape is None}
+    for constraint in definition.constraints or ():
+        if (match := _DIVIDES.match(constraint)) and match[2] in scalars:
+            axes[match[1]] = 2 * _SEED * int(scalars[match[2]])
+        elif scalars.keys() & set(re.findall(r"\w+", constraint)):
+            continue  # it limits what a call may give, not the sizes of the inputs
+        elif match := _EQUALS.match(constraint):
+            axes[match[1]] = int(match[2] or 1) * axes[match[3]]
+        elif match := _SUM.match(constraint):
+            axes[match[1]] = axes[match[2]] + axes[match[3]]
+        elif match := _DIVIDES.match(constraint):
+            divisor = axes.get(match[2]) or 2 * int(match[2])
+            axes[match[1]] = divisor * (1 if equal and match[2] in axes else _SEED)
+        else:
+            raise PatternError(
+                f"definition {definition.name}: constraint {constraint!r} has a form that is not understood",
+                advice="Write `A == n * B`, `A == B + C` or `A % B == 0`",
+            )
+    return axes
