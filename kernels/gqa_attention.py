@@ -159,7 +159,6 @@ def reach(mask, batch, head, row, rows, columns, kind):
 
 @ct.kernel
 def attention_span_kernel(mask, reaches, MASK: Int, ROWS: Int, COLUMNS: Int):
-    ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
     row, batch, head = ct.bid(0), ct.bid(1), ct.bid(2)
     from_end, from_start = reach(mask, batch, head, row, ROWS, COLUMNS, MASK)
@@ -172,7 +171,6 @@ def attention_prefill_kernel(
     q, k, v, mask, reaches, y, factor,
     QUERIES: Int, KEYS: Int, WIDTH: Int, VALUE_WIDTH: Int, CAUSAL: Flag, MASK: Int, MASK_ROWS: Int,
 ):  # fmt: skip
-    ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
     batch, head = ct.bid(0) // q.shape[1], ct.bid(0) % q.shape[1]
     row = ct.num_blocks(1) - 1 - ct.bid(1)

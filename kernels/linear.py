@@ -105,7 +105,6 @@ def linear_gemv_kernel(x, weight, extra, y, EPILOGUE: Int, FEATURES: Int, DEPTH:
 def linear_gemm_kernel(
     x, weight, extra, y, parts, EPILOGUE: Int, ROWS: Int, FEATURES: Int, DEPTH: Int, SPLIT: Int
 ):  # fmt: skip
-    ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
     row, column = grouped(ct.bid(0), ct.cdiv(x.shape[0], ROWS), ct.cdiv(weight.shape[0], FEATURES))
     steps = ct.cdiv(x.shape[1], DEPTH)
@@ -132,7 +131,6 @@ def grouped(block, rows, columns):
 
 @ct.kernel
 def linear_reduce_kernel(parts, extra, y, EPILOGUE: Int, WIDTH: Int, SPLIT: Int):
-    ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
     column, row = ct.bid(0), ct.bid(1)
     sums = ct.zeros((1, WIDTH), ct.float32)

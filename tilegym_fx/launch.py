@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import cuda.tile as ct
@@ -20,6 +21,8 @@ _cuda_launch = ct.launch
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
+#: The first architecture on which a kernel can start before the one ahead of it has ended.
+_OVERLAPPING = 90
 _LONGEST_MESSAGE = 500
 _COMPILER_FAILED = "Check that tileiras, ptxas and libnvvm are of one version, and that it knows this architecture"
 _FOREIGN_TOOLKIT = (
@@ -55,8 +58,10 @@ def launch(kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> N
     """Run ``kernel`` over ``grid``.
 
     The device is that of the first tensor in ``args``. On a GPU the kernel is queued on the device's current
-    stream, asked for at every call because a kept one would be the wrong one inside a CUDA graph capture. On
-    the CPU the interpreter has run the kernel when this returns.
+    stream, asked for at every call because a kept one would be the wrong one inside a CUDA graph capture. A
+    kernel that calls ``ct.grid_dependency_control_wait``, which it must do before it touches memory, is launched so
+    that it may start before its predecessor has ended. On the CPU the interpreter has run the kernel when this
+    returns.
 
     Args:
         kernel: A function decorated with ``@ct.kernel``.
@@ -75,12 +80,26 @@ def launch(kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> N
             device = arg.get_device()
             try:
                 if device == _current_device():
-                    return _cuda_launch(_current_stream(device), grid, kernel, args)
+                    return _launch_on_gpu(device, kernel, grid, args)
                 with torch.cuda.device(device):  # the default stream is 0 on every device
-                    return _cuda_launch(_current_stream(device), grid, kernel, args)
+                    return _launch_on_gpu(device, kernel, grid, args)
             except ct.TileError as problem:
                 raise readable(problem, kernel._pyfunc.__name__) from problem
     raise KernelError(f"{_name(kernel)} launched without a tensor argument", advice="Pass the tensors it works on")
+
+
+def _launch_on_gpu(device: int, kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+    if may_start_early(kernel, device):
+        _cuda_launch(_current_stream(device), grid, kernel, args, programmatic_dependent_launch=True)
+    else:
+        _cuda_launch(_current_stream(device), grid, kernel, args)
+
+
+@cache
+def may_start_early(kernel: ct.kernel, device: int) -> bool:
+    """Whether a kernel waits for its predecessor by itself, on a GPU that knows how."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor >= _OVERLAPPING and "grid_dependency_control_wait" in kernel._pyfunc.__code__.co_names
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def on_gpu(index: int) -> OnGpu:
 def cuda(monkeypatch):
     """Stand-ins for CUDA: what was launched, and the current device and streams to set."""
 
-    state = types.SimpleNamespace(device=0, streams=[100, 200], launches=[])
+    state = types.SimpleNamespace(device=0, streams=[100, 200], launches=[], capability=(9, 0))
 
     @contextlib.contextmanager
     def entered(device):
@@ -60,7 +60,13 @@ def cuda(monkeypatch):
 
     monkeypatch.setattr(module, "_current_device", lambda: state.device)
     monkeypatch.setattr(module, "_current_stream", lambda device: state.streams[device])
-    monkeypatch.setattr(module, "_cuda_launch", lambda *call: state.launches.append((state.device, *call)))
+
+    def record(*call, **options):
+        state.launches.append((state.device, *call, options))
+
+    monkeypatch.setattr(module, "_cuda_launch", record)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: state.capability)
+    module.may_start_early.cache_clear()
     monkeypatch.setattr(torch.cuda, "device", entered)
     return state
 
@@ -81,6 +87,23 @@ def test_a_launch_goes_to_the_tensor_s_device_and_leaves_the_current_one(cuda):
     launch(double_kernel, (1,), (7, on_gpu(1)))
     assert cuda.launches[0][:2] == (1, 200)
     assert cuda.device == 0
+
+
+@ct.kernel
+def patient_kernel(x):
+    ct.grid_dependency_control_wait()
+    ct.store(x, (0,), ct.load(x, (0,), (16,)) * 2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "capability", "early"),
+    [(patient_kernel, (9, 0), True), (double_kernel, (9, 0), False), (patient_kernel, (8, 9), False)],
+    ids=["waits", "does not wait", "the GPU cannot"],
+)
+def test_only_a_kernel_that_waits_by_itself_may_start_before_its_predecessor_has_ended(cuda, kernel, capability, early):
+    cuda.capability = capability
+    launch(kernel, (1,), (on_gpu(0),))
+    assert cuda.launches[0][-1] == ({"programmatic_dependent_launch": True} if early else {})
 
 
 def test_a_kernel_that_does_not_compile_is_one_error_line(cuda, monkeypatch):

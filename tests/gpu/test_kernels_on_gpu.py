@@ -49,8 +49,18 @@ def cases(name: str, dtype: torch.dtype) -> list[dict[str, int]]:
     return [{**width, "N": rows} for width in WIDTHS[pick] for rows in ROW_COUNTS[pick]]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-@pytest.mark.parametrize("name", sorted({s.definition for s in INVENTORY.solutions.values()}))
+def claims() -> list[Any]:
+    """Every Definition with each dtype that its Solution claims."""
+    names = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+    return [
+        pytest.param(solution.definition, dtype, id=f"{solution.definition}-{name}")
+        for solution in sorted(INVENTORY.solutions.values(), key=lambda s: s.definition)
+        for name, dtype in names.items()
+        if f"dtype:{name}" in (solution.tags or ())
+    ]
+
+
+@pytest.mark.parametrize(("name", "dtype"), claims())
 def test_kernel_agrees_with_float64(name: str, dtype: torch.dtype) -> None:
     before = dict(ops.fallbacks())
     op = ops.overload(name)

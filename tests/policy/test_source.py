@@ -100,3 +100,25 @@ def test_files_and_functions_can_be_read_in_one_go(path: Path) -> None:
 @pytest.mark.parametrize("path", python_files("tilegym_fx", "patterns", "kernels"), ids=name)
 def test_every_module_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(tree(path))
+
+
+def kernel_functions(path: Path) -> list[ast.FunctionDef]:
+    functions = [node for node in tree(path).body if isinstance(node, ast.FunctionDef)]
+    return [f for f in functions if any(ast.unparse(d).startswith("ct.kernel") for d in f.decorator_list)]
+
+
+def waits_late(function: ast.FunctionDef) -> bool:
+    """Whether it calls ``ct.grid_dependency_control_wait``, but not before everything that may touch memory."""
+    calls = [ast.unparse(statement) for statement in function.body]
+    wait, signal = "ct.grid_dependency_control_wait()", "ct.grid_dependency_control_launch_dependents()"
+    return any("grid_dependency_control" in call for call in calls) and calls[0] != wait and calls[:2] != [signal, wait]
+
+
+def test_a_kernel_that_may_start_early_waits_before_it_does_anything() -> None:
+    kernels = [(name(path), f) for path in python_files("kernels") for f in kernel_functions(path)]
+    assert len(kernels) > 20
+    assert [f"{file}: {f.name}" for file, f in kernels if waits_late(f)] == []
+    late = "def k(x):\n    tile = ct.load(x, (0,), (16,))\n    ct.grid_dependency_control_wait()"
+    parsed = ast.parse(late).body[0]
+    assert isinstance(parsed, ast.FunctionDef)
+    assert waits_late(parsed)
