@@ -87,7 +87,7 @@ class Inputs(Ground):
         held = self._held(node)
         if held is not None:
             path = held.removeprefix(self.source.node.args.args[0].arg + ".")
-            facts.dtypes[path] = str(node.meta["val"].dtype)
+            facts.dtypes[_dotted(path)] = str(node.meta["val"].dtype)
 
     def _turned(self, name: str, piece: Piece) -> Piece:
         suffix = self.region.turned.get(name)
@@ -211,6 +211,11 @@ class Inputs(Ground):
         root = self.source.node.args.args[0].arg
         facts.constants.pop(found[0].removeprefix(root + "."), None)
         return found[0]
+
+
+def _dotted(text: str) -> str:
+    """`norms[1].weight` as a path: `norms.1.weight`."""
+    return text.replace("[", ".").replace("]", "")
 
 
 def _attribute_text(root: str, path: str) -> str:

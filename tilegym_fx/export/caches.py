@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils import _pytree
 
 from tilegym_fx.errors import ExportError
 
@@ -22,6 +25,25 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state", "mems")
 def register(model: nn.Module) -> None:
     """Let ``torch.export`` take and return the caches of a model, through transformers' own exporters."""
     _exporter().register_cache_pytrees_for_model(cast(Any, model))
+    _register_dicts()
+
+
+@cache
+def _register_dicts() -> None:
+    """The dicts of tensors that layers share a cache through, which transformers' exporters leave out."""
+    from transformers import cache_utils
+
+    for kind in vars(cache_utils).values():
+        if isinstance(kind, type) and issubclass(kind, UserDict) and kind is not UserDict:
+            _pytree.register_pytree_node(
+                kind,
+                lambda held: (list(held.values()), list(held)),
+                lambda values, keys, kind=kind: kind(zip(keys, values, strict=True)),  # type: ignore[misc]
+                serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
+                flatten_with_keys_fn=lambda held: (
+                    [(_pytree.MappingKey(key), value) for key, value in held.items()], list(held),
+                ),
+            )  # fmt: skip
 
 
 def _exporter() -> Any:
