@@ -99,6 +99,7 @@ def _estimate(row: Row, inventory: Inventory, device: Device, sequential: bool) 
     policy = Policy(device, usable(inventory))
     exported: dict[str, str] = {}
     coverage: dict[str, float] = {}
+    chosen: Counter[str] = Counter()
     for phase in PHASES:
         try:
             captured = export_phase(model, phase, 1, seq)
@@ -109,9 +110,10 @@ def _estimate(row: Row, inventory: Inventory, device: Device, sequential: bool) 
         graph = captured.graph_module.graph
         outcome = find(graph, inventory, policy, site_of)
         coverage[phase] = round(_coverage(outcome, trial), 4)
+        chosen.update(planned.match.definition for planned in outcome.chosen)
         if phase == "prefill":
             row = replace(row, places=_places(graph, outcome, trial, device), uncovered=_uncovered(outcome))
-    return replace(row, exported=exported, coverage=coverage)
+    return replace(row, exported=exported, coverage=coverage, definitions=dict(sorted(chosen.items())))
 
 
 def _prompt_length(trial: Trial) -> int:
@@ -170,6 +172,7 @@ def _kernelize(row: Row, model: nn.Module, trial: Trial, inventory: Inventory) -
     return replace(
         row,
         written=_written(made, trial),
+        definitions=dict(sorted((Counter(row.definitions) + Counter(made.counts())).items())),
         applied=sum(made.counts().values()),
         steps=tuple(before),
         difference=difference(before, after),

@@ -30,6 +30,8 @@ class Row:
         restored: Whether ``restore`` gave back the same classes and bit for bit the same logits.
         problem: Why the tiny model was not kernelized, verified or restored; empty when it was.
         misses: Near misses, a line each.
+        definitions: Definition -> places for which a plan chose it: in both calls of the default configuration, and
+            in the applied source of the tiny model.
     """
 
     model_type: str
@@ -47,6 +49,7 @@ class Row:
     restored: bool | None = None
     problem: str = ""
     misses: tuple[str, ...] = ()
+    definitions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_exported(self) -> bool:
