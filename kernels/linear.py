@@ -241,8 +241,11 @@ def _linear(
     weight = _unit_stride(weight)
     dtype = x.dtype
     if epilogue == RESIDUAL:
-        dtype = torch.promote_types(dtype, extra.dtype)
-        extra = _unit_stride(extra.expand(*input.shape[:-1], features).reshape(-1, features))
+        if extra.dtype != dtype:
+            dtype = torch.promote_types(dtype, extra.dtype)
+        if extra.dim() != input.dim() or extra.numel() != x.shape[0] * features:
+            extra = extra.expand(*input.shape[:-1], features)
+        extra = _unit_stride(extra.reshape(-1, features))
     y = torch.empty((x.shape[0], features), dtype=dtype, device=x.device)
     if y.numel():
         tiling = choose_tiling(

@@ -11,6 +11,8 @@ from tilegym_fx.errors import UsageError
 
 from .backends import on_this_call
 
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+
 
 class NamedOp(torch._ops.OpOverload):
     """``torch.ops.tilegym_fx.<name>.default`` with a keyword ``backend``.
@@ -38,7 +40,10 @@ class NamedOp(torch._ops.OpOverload):
             UsageError: There is no such backend, or a graph is being captured, which would forget it.
         """
         if backend is None:
-            return self._op(*args, **kwargs)
+            if torch.is_grad_enabled():
+                return self._op(*args, **kwargs)
+            with _below_autograd():  # the layer that records gradients costs more than the rest of the call
+                return self._op(*args, **kwargs)
         if any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values())):
             raise UsageError(
                 f"backend={backend!r} on a call of {self.__name__} inside a captured graph",
