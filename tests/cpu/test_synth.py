@@ -23,6 +23,10 @@ from tilegym_fx.synth import SynthesisError, write_kernel
 pytestmark = pytest.mark.xdist_group("synth")  # what it sets up is made once
 #: Regions drafted from models of transformers 5.24; tests/support/drafts has their code as it was drafted.
 DRAFTS = {path.stem: path for path in sorted((ROOT / "tests" / "support" / "drafts").glob("*.json"))}
+#: The 30 slowest regions of the shipped table's models: docs/synthesis.md.
+REGIONS = {path.stem: path for path in sorted((ROOT / "tests" / "support" / "regions").glob("*.json"))}
+#: Those that no kernel can be written for yet, with the operation that stands in the way.
+REFUSED = {"gpt_oss_attention_mul_add_cat": "a concatenation inside it is not of columns"}
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 
 
@@ -90,6 +94,40 @@ def test_a_region_of_a_real_model_compiles(name: str, sample: tuple[Inventory, P
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_region_of_a_real_model_is_found_again(name: str, sample: tuple[Inventory, Path]) -> None:
     assert finds(sample[0], name)
+
+
+@pytest.fixture(scope="module")
+def thirty(tmp_path_factory: pytest.TempPathFactory) -> Inventory:
+    paths = [path for name, path in REGIONS.items() if name not in REFUSED]
+    return put(tmp_path_factory.mktemp("thirty"), *(Definition.model_validate(json.loads(p.read_text())) for p in paths))
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_one_of_the_thirty_is_right_and_found_again_or_refused_by_name(name: str, request: Any) -> None:
+    if name in REFUSED:
+        with pytest.raises(SynthesisError, match=REFUSED[name]):
+            write_kernel(Definition.model_validate(json.loads(REGIONS[name].read_text())), name)
+        return
+    inventory = request.getfixturevalue("thirty")
+    assert disagreements(inventory, name) == []
+    assert finds(inventory, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in REGIONS if name not in REFUSED])
+def test_one_of_the_thirty_compiles_for_hopper(name: str, thirty: Inventory) -> None:
+    assert compile_faults(thirty, name, ["sm_90"]) == []
+
+
+def test_the_table_of_the_thirty_says_what_is_tested() -> None:
+    text = (ROOT / "docs" / "synthesis.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    shown = {row[1].strip("`"): row[-1] for row in rows if row[0].isdigit()}
+    assert shown.keys() == REGIONS.keys()
+    assert {name for name, right in shown.items() if right != "yes"} == REFUSED.keys()
+    assert f"{len(REGIONS) - len(REFUSED)} of {len(REGIONS)} are" in text
+    timed = json.loads((ROOT / "benchmarks" / "synthesised_regions.json").read_text())
+    assert {row["name"] for row in timed} == REGIONS.keys()
 
 
 def test_written_files_pass_lint_and_say_what_they_are(sample: tuple[Inventory, Path]) -> None:
