@@ -99,7 +99,8 @@ def test_a_region_of_a_real_model_is_found_again(name: str, sample: tuple[Invent
 @pytest.fixture(scope="module")
 def thirty(tmp_path_factory: pytest.TempPathFactory) -> Inventory:
     paths = [path for name, path in REGIONS.items() if name not in REFUSED]
-    return put(tmp_path_factory.mktemp("thirty"), *(Definition.model_validate(json.loads(p.read_text())) for p in paths))
+    definitions = (Definition.model_validate(json.loads(path.read_text())) for path in paths)
+    return put(tmp_path_factory.mktemp("thirty"), *definitions)
 
 
 @pytest.mark.parametrize("name", REGIONS)
