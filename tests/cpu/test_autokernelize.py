@@ -23,6 +23,7 @@ from tilegym_fx.autokernelize import __main__ as command
 from tilegym_fx.autokernelize import ledger as book
 from tilegym_fx.autokernelize.ledger import Ledger, Row
 from tilegym_fx.autokernelize.loop import Options, _recover, run
+from tilegym_fx.autokernelize.measuring import Bench, BenchError
 from tilegym_fx.autokernelize.page import page
 from tilegym_fx.autokernelize.preflight import environment
 from tilegym_fx.autokernelize.repository import Repository
@@ -46,17 +47,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options(place: Path, root: Path, function: str, **changes: object) -> Options:
     """A dry run on a function of the planted model."""
-    (root / "x").mkdir(parents=True)
-    (root / "x").rmdir()
-    made = Options(
+    asked = Options(
         f"{place / 'planted.py'}::{function}",
-        write_root(root),
+        write_root(made(root)),
         root.parent / "results",
         LONG,
         dry_run=True,
         alone=True,
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(asked, **changes)  # type: ignore[arg-type]
 
 
 def statuses(ledger: Ledger) -> list[str]:
@@ -352,3 +351,23 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UsageError, match="--dry-run"):
         run(Options("llama", tmp_path, tmp_path), lambda line: None)
+
+
+@slow
+def test_what_is_measured_runs_the_roots_kernels_and_the_original_once(tmp_path: Path) -> None:
+    """On the CPU a tiny model stands in, and figures mean nothing; who runs and who is judged is the same."""
+    root = write_library(tmp_path / "root")
+    bench = Bench("Qwen/Qwen3-0.6B", None, root, tmp_path / "reference", 240, device="cpu")
+    found = bench.figures()
+    assert found.measured
+    assert found.throughput > 0
+    logits = {file: file.stat().st_mtime_ns for file in bench.folder.glob("*.pt")}
+    assert len(logits) == len(bench.cases) == 2
+    with pytest.raises(BenchError, match="squash_kernel runs in the model"):  # there is no GPU, so no kernel does
+        bench.figures({"squash_kernel"})
+    assert {file: file.stat().st_mtime_ns for file in bench.folder.glob("*.pt")} == logits
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
