@@ -44,15 +44,31 @@ def _cuda_is_there() -> bool:
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """``golden(name, text)``: the text equals tests/golden/<name>; ``--update-golden`` writes it instead."""
+def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """``golden(name, text)``: the text equals tests/golden/<name>; ``--update-golden`` writes it instead.
 
-    def check(name: str, text: str) -> None:
+    With ``section="title"`` the text is that of one section, which begins with the line ``# title``.
+    """
+
+    def check(name: str, text: str, section: str | None = None) -> None:
         path = GOLDEN / name
         if request.config.getoption("--update-golden"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text if section is None else _with_section(path, section, text), encoding="utf-8")
         assert path.is_file(), f"tests/golden/{name} is missing: run `make golden` and read the diff"
-        assert text == path.read_text(encoding="utf-8"), "intended? run `make golden` and read the diff"
+        known = path.read_text(encoding="utf-8") if section is None else _sections(path).get(section)
+        assert text == known, "intended? run `make golden` and read the diff"
 
     return check
+
+
+def _sections(path: Path) -> dict[str, str]:
+    """Title -> text of each section of a golden file."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    parts = (part.partition("\n") for part in f"\n{text}".split("\n# ")[1:])
+    return {title: f"{body.strip()}\n" for title, _, body in parts}
+
+
+def _with_section(path: Path, section: str, text: str) -> str:
+    sections = {**_sections(path), section: text}
+    return "\n".join(f"# {title}\n{body}" for title, body in sorted(sections.items()))

@@ -53,7 +53,7 @@ def parts_of(name: str) -> dict[str, int]:
     turned = results * ("rotary_embedding" in name)
     linears = 3 if "_qkv" in name else 2 if gated and not packed else 1
     found = {
-        "norm": max(turned, 1) * ("_norm" in name),
+        "norm": max(turned, 1) * ("_norm" in name and not name.startswith("router")),
         "linear": linears * ("linear" in name),
         "gate": gated,
         "activation": name in _ACTIVATIONS,
@@ -61,6 +61,8 @@ def parts_of(name: str) -> dict[str, int]:
         "attention": "attention" in name,
         "append": name == "cache_append",
         "experts": name.startswith("experts"),
+        "router": name.startswith("router"),
+        "residual add": name.startswith("add_") or name.endswith("_add"),
     }
     return {part: int(count) for part, count in found.items() if count}
 
