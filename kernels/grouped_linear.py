@@ -65,3 +65,19 @@ def grouped_linear(input: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor
 def grouped_linear_in_first(input: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """`grouped_linear` with matrices stored [experts, in, out]."""
     return _grouped(input, weight, ends, weight.shape[2], False)
+
+
+def batched_linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """As many rows for every expert: [experts, rows, in] times [experts, in, out].
+
+    Args:
+        input: Any strides, float32, float16 or bfloat16.
+        weight: The same dtype.
+
+    Returns:
+        [experts, rows, out], contiguous.
+    """
+    experts, rows, width = input.shape
+    ends = torch.arange(rows, (experts + 1) * rows, max(rows, 1), dtype=torch.int32, device=input.device)
+    out = _grouped(input.reshape(experts * rows, width), weight, ends, weight.shape[2], False)
+    return out.view(experts, rows, weight.shape[2])

@@ -354,6 +354,17 @@ def _grouped_linear(r: Rounding, name: str, input: Any, weight: Any, ends: Any) 
     return ((value, r.relative * value.abs() + (input.shape[1] + 2) * ROUNDED32 * size + r.step + FLOOR32),)
 
 
+@exact("batched_linear")
+def _batched_linear(r: Rounding, name: str, input: Any, weight: Any) -> Any:
+    value, size = input @ weight, input.abs() @ weight.abs()
+    return ((value, r.relative * value.abs() + (input.shape[-1] + 2) * ROUNDED32 * size + r.step + FLOOR32),)
+
+
+@exact("embedding")
+def _embedding(r: Rounding, name: str, ids: Any, weight: Any, padding_idx: int) -> Any:
+    return ((weight[ids], torch.full_like(weight[ids], r.step)),)
+
+
 @exact("sigmoid_mul")
 def _sigmoid_mul(r: Rounding, name: str, hidden_states: Any, gate: Any) -> Any:
     value = hidden_states * torch.sigmoid(gate)

@@ -47,9 +47,9 @@ OUTPUT_DTYPES = {
     "rotary_table": torch.bfloat16, "rotary_table_fp32": torch.float32,
     "rotary_table_half_width": torch.bfloat16, "rotary_table_scaled": torch.bfloat16,
 }  # fmt: skip
-SCALARS = {"scale": 0.3, "softcap": 3.0, "alpha": 1.7, "k": 3, "limit": 1.5, "groups": 3, "kept": 2}
+SCALARS = {"scale": 0.3, "softcap": 3.0, "alpha": 1.7, "k": 3, "limit": 1.5, "groups": 3, "kept": 2, "padding_idx": -1}
 #: The axis that an integer input indexes.
-INDEXED = {"top_k_index": "E", "positions": "P", "ends": "N"}
+INDEXED = {"top_k_index": "E", "positions": "P", "ends": "N", "ids": "V"}
 WEIGHTS = {"as trained": 1.0, "near zero": 1e-3}
 ROWS = {"ordinary": 1.0, "large": 3e3, "near zero": 1e-5}
 

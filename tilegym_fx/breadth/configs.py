@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..model_source import configuration
 from .recipes import BASE, LAYERS, TINY, Recipes
-from .shrink import Overrides, layer_count, layer_weights, layers_only, tiny
+from .shrink import NESTED, Overrides, layer_count, layer_weights, layers_only, tiny
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -65,7 +65,7 @@ def _trial(model_type: str, shrink: Callable[[Mapping[str, Any]], Overrides], co
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Overrides:
     """The second over the first; of sub-configurations field by field."""
-    both = {key for key in first.keys() & second.keys() if key.endswith("_config") and "layer" not in key}
+    both = {key for key in first.keys() & second.keys() if NESTED.search(key) and "layer" not in key}
     nested = {key: _merged(first[key], second[key]) for key in both}
     return {**first, **second, **nested}
 

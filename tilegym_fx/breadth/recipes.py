@@ -1,9 +1,9 @@
 """What the rules of :mod:`.shrink` cannot know: model types whose default configuration is none that works.
 
-``BASE`` completes a default configuration, before anything is shrunk: a field that has no default, or a
-pattern of layers of which the default has one kind alone. ``LAYERS`` and ``TINY`` correct what the rules get
-wrong, for fewer layers and for small widths: fields that depend on each other. ``None`` takes an override of
-the rules back.
+``BASE`` completes a default configuration, before anything is shrunk: a field that has no default, a pattern of layers
+of which the default has one kind alone, or a batch that must be a multiple of something. ``LAYERS`` and ``TINY``
+correct what the rules get wrong, for fewer layers and for small widths: fields that depend on each other. ``None``
+takes an override of the rules back.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ BASE: Recipes = {
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 16, "moe_topk": 2},
     "lfm2_moe": {"layer_types": [_FULL if layer % 4 == 2 else "conv" for layer in range(32)]},
     "ministral": {"head_dim": 128},
+    "musicgen": {"decoder": {"num_codebooks": 1}},
+    "musicgen_melody": {"decoder": {"num_codebooks": 1}},
     "nemotron": {"num_key_value_heads": 8},
     "qwen4_exp_text": _INDEXER,
     "reformer": {"is_decoder": True},

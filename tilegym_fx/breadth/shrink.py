@@ -22,7 +22,8 @@ LAYER_COUNTS = (
 _SIDE_COUNTS = ("encoder_layers", "num_encoder_layers", "num_blocks", "num_global_layers")
 _MIN_LAYERS, _MAX_LAYERS = 2, 6
 _INDEX_LIST = re.compile(r"_(layers|idxs|ids|indices)$")
-_NESTED = re.compile(r"(_config|^decoder|^text_encoder|^audio_encoder)$")
+#: Fields that hold the configuration of a part.
+NESTED = re.compile(r"(_config|^decoder|^text_encoder|^audio_encoder)$")
 #: Patterns along the layers that are given by a period and, for some, an offset.
 _FIRST_LAYERS = ("first_k_dense_replace", "num_dense_layers")
 _SHARED = "num_kv_shared_layers"
@@ -185,7 +186,7 @@ def _tight_periods(fields: Fields) -> Overrides:
 
 
 def _is_nested(key: str, value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(_NESTED.search(key)) and not _is_by_layer(key, value)
+    return isinstance(value, Mapping) and bool(NESTED.search(key)) and not _is_by_layer(key, value)
 
 
 def tiny(fields: Fields) -> Overrides:

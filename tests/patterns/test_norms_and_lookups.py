@@ -1,4 +1,4 @@
-"""rms_norm_unweighted, rms_norm_gated, layer_norm_no_bias and grouped linears."""
+"""rms_norm_unweighted, rms_norm_gated, layer_norm_no_bias, grouped and batched linears, embedding."""
 
 from __future__ import annotations
 
@@ -104,3 +104,20 @@ def test_a_power_of_two_scales_eager_attention_by_division(divisor: float) -> No
     inputs = [rand(2, 4, 5, 16, seed=s) for s in range(3)]
     outcome = check_pass(code, [*inputs, rand(2, 1, 5, 5)], {"gqa_attention_masked": 1})
     assert outcome.chosen[0].match.inputs["scale"] == 1 / divisor
+
+
+def test_embeddings_of_any_shape_with_their_padding() -> None:
+    ids = torch.tensor([[1, 2, 0], [3, 3, 4]])
+    for padding in (None, 3):
+        outcome = check_pass(
+            lambda i, w, p=padding: F.embedding(i, w, p), [ids, rand(5, 16)], {"embedding": 1}, only=("embedding",)
+        )
+        assert outcome.chosen[0].match.inputs["padding_idx"] == (-1 if padding is None else padding)
+
+
+def test_a_stack_of_matrices_and_near_miss_transposed_keys() -> None:
+    only = ("batched_linear",)
+    check_pass(torch.bmm, [rand(3, 5, 16), rand(3, 16, 24)], {"batched_linear": 1}, only=only)
+    refused = {"batched_linear": "not contiguous"}
+    code = lambda q, k: torch.bmm(q, k.transpose(1, 2))  # noqa: E731
+    check_pass(code, [rand(3, 5, 16), rand(3, 7, 16)], {}, left=None, only=only, refused=refused)
