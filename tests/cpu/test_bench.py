@@ -7,6 +7,7 @@ import sys
 import types
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -166,21 +167,35 @@ def event(name: str, cat: str, dur: float) -> dict[str, Any]:
     return {"ph": "X", "name": name, "cat": cat, "dur": dur}
 
 
+def one_after_the_other(*events: dict[str, Any]) -> dict[str, Any]:
+    starts = accumulate((e.get("dur", 0.0) for e in events), initial=0.0)
+    return {"traceEvents": [{**e, "ts": ts} for e, ts in zip(events, starts, strict=False)]}
+
+
 def test_coverage_counts_copies_and_counts_nothing_twice() -> None:
-    trace = {"traceEvents": [
+    trace = one_after_the_other(
         event("norm_Kt2", "kernel", 30.0), event("norm_Kt2", "kernel", 30.0),
         event("cutlass", "kernel", 30.0),
         event("Memcpy DtoD", "gpu_memcpy", 6.0), event("Memset", "gpu_memset", 4.0),
         event("norm_Kt2", "gpu_user_annotation", 500.0), event("cudaLaunchKernel", "cuda_runtime", 500.0),
         event("aten::linear", "cpu_op", 500.0), {"ph": "f", "name": "norm_Kt2", "cat": "kernel"},
-    ]}  # fmt: skip
+    )  # fmt: skip
     times = profile.kernel_times(trace, profile.our_kernels(["norm"]), calls=2)
     assert times[0] == KernelTime("norm_Kt2", pytest.approx(30e-6), 1.0, True)
     assert timed("eager+fx", 1.0, kernels=times).coverage == pytest.approx(0.6)
 
 
+def test_a_kernel_that_starts_early_counts_from_the_end_of_its_predecessor() -> None:
+    early = {**event("norm", "kernel", 8.0), "ts": 6.0}
+    hidden = {**event("norm", "kernel", 1.0), "ts": 7.0}
+    elsewhere = {**event("norm", "kernel", 2.0), "ts": 1.0, "tid": "another stream"}
+    trace = {"traceEvents": [early, hidden, elsewhere, {**event("cutlass", "kernel", 10.0), "ts": 0.0}]}
+    times = profile.kernel_times(trace, profile.our_kernels(["norm"]))
+    assert {t.name: t.seconds for t in times} == {"cutlass": pytest.approx(10e-6), "norm": pytest.approx(6e-6)}
+
+
 def test_short_kernels_are_added_up_and_still_count() -> None:
-    trace = {"traceEvents": [event(f"k{i}", "kernel", 1.0) for i in range(100)] + [event("norm", "kernel", 0.5)]}
+    trace = one_after_the_other(*(event(f"k{i}", "kernel", 1.0) for i in range(100)), event("norm", "kernel", 0.5))
     times = profile.kernel_times(trace, profile.our_kernels(["norm"]))
     assert sum(t.seconds for t in times) == pytest.approx(100.5e-6)
     assert [t.is_ours for t in times[40:]] == [True, False]

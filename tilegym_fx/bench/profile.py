@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -54,6 +55,9 @@ def kernel_times(
 ) -> tuple[KernelTime, ...]:  # fmt: skip
     """GPU time by kernel of one call, longest first; what is beyond the longest 40 is added up.
 
+    A kernel that starts before its predecessor on the stream has ended waits for it: that time counts once, as the
+    predecessor's.
+
     Args:
         trace: A Chrome trace, as ``torch.profiler`` exports it, of ``calls`` calls.
         ours: Matches the whole names of our kernels.
@@ -61,10 +65,15 @@ def kernel_times(
     """
     seconds: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
-    for event in trace.get("traceEvents", ()):
-        if event.get("ph") == "X" and event.get("cat") in _ON_GPU:
-            seconds[event["name"]] += event["dur"] / 1e6
-            counts[event["name"]] += 1
+    ends: dict[Any, float] = defaultdict(lambda: -math.inf)
+    events = [e for e in trace.get("traceEvents", ()) if e.get("ph") == "X" and e.get("cat") in _ON_GPU]
+    for event in sorted(events, key=lambda event: event.get("ts", 0.0)):
+        stream = (event.get("pid"), event.get("tid"))
+        start = event.get("ts", 0.0)
+        end = start + event["dur"]
+        seconds[event["name"]] += max(0.0, end - max(start, ends[stream])) / 1e6
+        counts[event["name"]] += 1
+        ends[stream] = max(ends[stream], end)
     times = [
         KernelTime(name, seconds[name] / calls, counts[name] / calls, ours.fullmatch(name) is not None)
         for name in sorted(seconds, key=lambda name: -seconds[name])
