@@ -127,7 +127,8 @@ def _assign(
 
 
 def scalar_value(spec: TensorSpec) -> float | bool:
-    return True if spec.dtype == "bool" else 0.5
+    """Exact in every dtype, and no power of two: in the normal form a division by one of these is a product."""
+    return True if spec.dtype == "bool" else 0.375
 
 
 def is_int_scalar(spec: TensorSpec) -> bool:
