@@ -64,16 +64,13 @@ def _table(*columns: str, title: str | None = None) -> Table:
 
 
 def _definitions(phase: PhaseSurvey) -> Table:
-    table = _table("Definition", "sites", "match", "Solution", "time", "first at")
+    with_forms = any(row.form for row in phase.definitions)
+    forms = ("form",) if with_forms else ()
+    table = _table("Definition", "sites", "match", *forms, "Solution", "time", "first at")
     for row in phase.definitions:
-        table.add_row(
-            row.name,
-            str(row.sites),
-            row.kind,
-            row.solution or "-",
-            f"{row.time_share:.1%}",
-            escape(row.where),
-        )
+        form = (row.form or "",) if with_forms else ()
+        share = f"{row.time_share:.1%}"
+        table.add_row(row.name, str(row.sites), row.kind, *form, row.solution or "-", share, escape(row.where))
     return table
 
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 MatchKind = Literal["exact", "compatible"]
 Phase = Literal["prefill", "decode"]
+#: Where a planned Match can be put: into the model's own source, into a rewritten graph alone, or into both.
+Form = Literal["source", "graph", "both"]
 
 #: What an input of a Definition is bound to in a matched graph: a node, or a literal the pattern captured.
 Binding = "Node | bool | int | float | None"

@@ -52,6 +52,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--only", action="append", metavar="DEFINITION", help="use these Definitions only")
     p.add_argument("--skip", action="append", default=[], metavar="DEFINITION", help="leave these out")
     p.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    p.add_argument(
+        "--forms",
+        action="store_true",
+        help="tell of each match whether it can be written in source form, in graph form alone, or both; takes longer",
+    )
     p.add_argument("--explain", metavar="CLASS_OR_LINE", help="every match and miss in one class, file or file:line")
     p.add_argument("--draft", type=Path, metavar="DIR", help="write a draft Definition for each uncovered region")
     p.add_argument("--emit", type=Path, metavar="DIR", help="write modeling_<model type>.py, the patch in source form")
@@ -117,6 +122,7 @@ def _scan(args: argparse.Namespace, console: Console) -> int:
             dtype=_DTYPES[args.dtype],
             phases=args.phase or PHASES,
             trust_remote_code=args.trust_remote_code,
+            forms=args.forms,
             progress=status.update,
         )
     if args.json:

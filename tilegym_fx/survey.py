@@ -16,10 +16,11 @@ from torch.fx import Node
 
 from .errors import ExportError
 from .export import ExportedGraph, build, export_phase, site_of
+from .forms import Forms, find_forms
 from .model_source import ModelSource, resolve_model
 from .pipeline import Outcome, find
 from .plan import Policy
-from .results import MatchKind, Phase, PlannedMatch, Rejection, Site
+from .results import Form, MatchKind, Phase, PlannedMatch, Rejection, Site
 
 if TYPE_CHECKING:
     from .inventory import Inventory
@@ -39,6 +40,7 @@ class DefinitionRow:
     solution: str | None
     time_share: float
     where: str
+    form: Form | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Survey:
     @property
     def sites(self) -> int:
         """Matched places over all phases."""
-        return sum(row.sites for phase in self.phases for row in phase.definitions)
+        return sum(row.sites for phase in self.phases for row in phase.definitions if row.form != "source")
 
 
 def versions() -> dict[str, str]:
@@ -124,6 +126,7 @@ def survey(
     dtype: torch.dtype = torch.bfloat16,
     phases: Sequence[Phase] = PHASES,
     trust_remote_code: bool = False,
+    forms: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Survey:
     """Build the model without weights, capture it, and run the pass on it.
@@ -137,6 +140,7 @@ def survey(
         dtype: Of the parameters.
         phases: Which ones.
         trust_remote_code: Whether code that comes with the configuration may run.
+        forms: Whether to tell what of it can be written in source form; takes about half as long again.
         progress: Called with a short text before each step.
 
     Raises:
@@ -150,7 +154,7 @@ def survey(
     surveyed = []
     for phase in phases:
         progress(f"exporting {phase}")
-        surveyed.append(_survey_phase(model, phase, inventory, policy, batch, seq))
+        surveyed.append(_survey_phase(model, phase, inventory, policy, batch, seq, forms))
     failed = [s for s in surveyed if s.error]
     if len(failed) == len(surveyed):
         raise ExportError(f"no phase of {name} can be captured: {failed[0].error}")
@@ -171,26 +175,33 @@ def _parameters(model: nn.Module) -> int:
 
 
 def _survey_phase(
-    model: nn.Module, phase: Phase, inventory: Inventory, policy: Policy, batch: int, seq: int
+    model: nn.Module, phase: Phase, inventory: Inventory, policy: Policy, batch: int, seq: int, forms: bool
 ) -> PhaseSurvey:
     try:
+        if forms:
+            return summarize(phase, *find_forms(model, phase, inventory, policy, batch, seq), inventory=inventory)
         exported = export_phase(model, phase, batch, seq)
     except ExportError as error:
         return PhaseSurvey(phase, error=str(error))
     outcome = find(exported.graph_module.graph, inventory, policy, site_of)
-    return summarize(phase, exported, outcome, inventory)
+    return summarize(phase, exported, outcome, inventory=inventory)
 
 
-def summarize(phase: Phase, exported: ExportedGraph, outcome: Outcome, inventory: Inventory) -> PhaseSurvey:
+def summarize(
+    phase: Phase, exported: ExportedGraph, outcome: Outcome, forms: Forms | None = None, *, inventory: Inventory
+) -> PhaseSurvey:
     """The rows that a person or a script reads of one phase."""
     total = outcome.seconds_total or 1.0
+    instead = forms.only_in_source if forms else ()
+    rows = [*_definition_rows(outcome.chosen, inventory, total, forms)]
+    rows += _definition_rows(instead, inventory, total, forms)
     return PhaseSurvey(
         phase,
         outcome.nodes,
         {"export": exported.seconds, **outcome.seconds},
         outcome.coverage,
         1e3 * outcome.seconds_total,
-        tuple(_definition_rows(outcome.chosen, inventory, total)),
+        tuple(rows),
         tuple(_uncovered_rows(outcome.uncovered, total)),
         tuple(_miss_rows(outcome.rejections)),
         outcome=outcome,
@@ -198,18 +209,19 @@ def summarize(phase: Phase, exported: ExportedGraph, outcome: Outcome, inventory
     )
 
 
-def _definition_rows(chosen: Sequence[PlannedMatch], inventory: Inventory, total: float) -> Iterable[DefinitionRow]:
-    groups: dict[tuple[str, MatchKind, str | None], list[PlannedMatch]] = defaultdict(list)
+def _definition_rows(
+    chosen: Sequence[PlannedMatch], inventory: Inventory, total: float, forms: Forms | None
+) -> Iterable[DefinitionRow]:
+    groups: dict[tuple[str, MatchKind, str | None, Form | None], list[PlannedMatch]] = defaultdict(list)
     for planned in chosen:
-        groups[planned.match.definition, planned.match.kind, planned.solution].append(planned)
+        form = forms.of(planned.match) if forms else None
+        groups[planned.match.definition, planned.match.kind, planned.solution, form].append(planned)
     rows = []
-    for (name, kind, solution), members in groups.items():
+    for (name, kind, solution, form), members in groups.items():
         share = sum(p.seconds_after for p in members) / total
-        where = short(members[0].match.site)
-        rows.append(
-            DefinitionRow(name, inventory.definitions[name].op_type, len(members), kind, solution, share, where)
-        )
-    return sorted(rows, key=lambda row: (-row.time_share, row.name, row.kind))
+        op_type, where = inventory.definitions[name].op_type, short(members[0].match.site)
+        rows.append(DefinitionRow(name, op_type, len(members), kind, solution, share, where, form))
+    return sorted(rows, key=lambda row: (-row.time_share, row.name, row.kind, row.form or ""))
 
 
 def _uncovered_rows(uncovered: Sequence[tuple[Node, float]], total: float) -> Iterable[UncoveredRow]:
@@ -281,7 +293,7 @@ def _phase_json(phase: PhaseSurvey) -> dict[str, Any]:
         "seconds": {k: round(v, 4) for k, v in phase.seconds.items()},
         "coverage_estimated": round(phase.coverage, 6),
         "milliseconds_estimated": round(phase.milliseconds, 4),
-        "definitions": [vars(row) for row in phase.definitions],
+        "definitions": [{k: v for k, v in vars(row).items() if k != "form" or v} for row in phase.definitions],
         "uncovered": [vars(row) for row in phase.uncovered],
         "near_misses": [vars(row) for row in phase.near_misses],
     }
