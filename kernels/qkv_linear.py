@@ -44,6 +44,19 @@ Flag = ct.Constant[bool]
 Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+def pick(column, q_tiles, k_tiles, q, k, v):
+    """Which tile of which of three products a block computes: its column there, weight, bias and result."""
+    if column < q_tiles:
+        weight, bias, out = q
+    elif column < q_tiles + k_tiles:
+        column = column - q_tiles
+        weight, bias, out = k
+    else:
+        column = column - q_tiles - k_tiles
+        weight, bias, out = v
+    return column, weight, bias, out
+
+
 def row_product(x, norm_weight, weight, column, eps, norm, hidden, features, depth):
     """[1, FEATURES]: a row, normed where NORM says so, times one tile of a weight."""
     squares = ct.zeros((1, depth), ct.float32)
@@ -79,14 +92,9 @@ def qkv_gemv_kernel(
     ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
     column = ct.bid(0)
-    if column < Q_TILES:
-        weight, bias, out = q_weight, q_bias, q
-    elif column < Q_TILES + K_TILES:
-        column = column - Q_TILES
-        weight, bias, out = k_weight, k_bias, k
-    else:
-        column = column - Q_TILES - K_TILES
-        weight, bias, out = v_weight, v_bias, v
+    column, weight, bias, out = pick(
+        column, Q_TILES, K_TILES, (q_weight, q_bias, q), (k_weight, k_bias, k), (v_weight, v_bias, v)
+    )
     sums = row_product(x, norm_weight, weight, column, eps, NORM, HIDDEN, FEATURES, DEPTH)
     store_sums(sums, bias, out, 0, column, BIAS)
 
@@ -98,14 +106,9 @@ def qkv_gemm_kernel(
 ):  # fmt: skip
     ct.grid_dependency_control_wait()
     column, row = ct.bid(0), ct.bid(1)
-    if column < Q_TILES:
-        weight, bias, out = q_weight, q_bias, q
-    elif column < Q_TILES + K_TILES:
-        column = column - Q_TILES
-        weight, bias, out = k_weight, k_bias, k
-    else:
-        column = column - Q_TILES - K_TILES
-        weight, bias, out = v_weight, v_bias, v
+    column, weight, bias, out = pick(
+        column, Q_TILES, K_TILES, (q_weight, q_bias, q), (k_weight, k_bias, k), (v_weight, v_bias, v)
+    )
     sums = ct.zeros((ROWS, FEATURES), ct.float32)
     for step in range(ct.cdiv(x.shape[1], DEPTH)):
         left = ct.load(x, (row, step), (ROWS, DEPTH), padding_mode=ZERO)
