@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from tilegym_fx import scan
-from tilegym_fx.breadth import pool, run, shrink, sites, steps, table
-from tilegym_fx.breadth.configs import realistic_trial, tiny_trial
+from tilegym_fx.breadth import pool, run, shrink, sites, steps, table, worker
+from tilegym_fx.breadth.configs import fingerprint, realistic_trial, tiny_trial
 from tilegym_fx.breadth.judge import is_sequential
 from tilegym_fx.breadth.page import as_page
 from tilegym_fx.breadth.record import Row
 from tilegym_fx.errors import UsageError
 from tilegym_fx.export import build, export_module, export_phase
+from tilegym_fx.inventory import load
 from tilegym_fx.model_source import causal_model_types
 from tilegym_fx.normalize import normalize
 
@@ -84,6 +85,10 @@ class TestTrials:
         assert sizes[0] < sizes[1]
         assert sizes[0] < 16_000_000
 
+    def test_a_model_of_several_parts_is_tried_as_its_text_part_is(self) -> None:
+        assert fingerprint("gemma3") == fingerprint("gemma3_text")
+        assert fingerprint("gemma3") != fingerprint("gemma2")
+
     def test_the_realistic_one_has_the_default_widths(self) -> None:
         trial = realistic_trial("qwen3_next")
         assert trial.config.hidden_size == 2048
@@ -110,6 +115,22 @@ def counted(module: nn.Module, *inputs: Tensor, vocabulary: int = 50) -> dict[st
     graph = export_module(module.eval(), inputs).graph_module.graph
     normalize(graph)
     return {name: every for name, (_, every) in sites.matched(sites.places(graph, vocabulary), ()).items()}
+
+
+class TestWorker:
+    def test_the_same_models_are_tried_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried: list[str] = []
+
+        def judged(name: str, inventory: object) -> Row:
+            tried.append(name)
+            return replace(GOOD, model_type=name)
+
+        monkeypatch.setattr(worker, "judge", judged)
+        known: dict[str, Row] = {}
+        rows = [worker._row(name, load(), known) for name in ("gemma3_text", "gemma3", "gemma2")]
+        assert tried == ["gemma3_text", "gemma2"]
+        assert [row.model_type for row in rows] == ["gemma3_text", "gemma3", "gemma2"]
+        assert rows[1].coverage == rows[0].coverage
 
 
 class TestPlaces:

@@ -51,6 +51,12 @@ def realistic_trial(model_type: str) -> Trial:
     return _trial(model_type, layers_only, (LAYERS,))
 
 
+def fingerprint(model_type: str) -> str:
+    """Equal for model types that are tried with the very same models: one with several parts, and its text part."""
+    configs = (tiny_trial(model_type).config, realistic_trial(model_type).config)
+    return "\n".join(f"{type(config).__qualname__} {config.to_json_string(use_diff=False)}" for config in configs)
+
+
 def _trial(model_type: str, shrink: Callable[[Mapping[str, Any]], Overrides], corrections: Sequence[Recipes]) -> Trial:
     default = configuration(model_type, BASE.get(model_type, {}))
     if default.model_type != model_type:  # the text part of a model with several

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
+from ..errors import TilegymFxError
 from ..export import describe
 from ..inventory import Inventory, load
 from ..model_source import hush_models
-from ..pipeline import matcher_for
+from .configs import fingerprint
 from .judge import FAULTS, judge, without_folders
 from .record import Row
 
@@ -24,16 +27,26 @@ def main(roots: list[str]) -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what models print is no answer
     hush_models()
     inventory = load(*map(Path, roots))
-    matcher_for(inventory)
     print("ready", file=answers, flush=True)
+    known: dict[str, Row] = {}
     for line in sys.stdin:
-        print(_row(line.strip(), inventory).line(), file=answers, flush=True)
+        print(_row(line.strip(), inventory, known).line(), file=answers, flush=True)
     return 0
 
 
-def _row(model_type: str, inventory: Inventory) -> Row:
+def _row(model_type: str, inventory: Inventory, known: dict[str, Row]) -> Row:
+    """The row of a model type; where the very same models have been tried under another name, that one's."""
+    started = time.perf_counter()
     try:
-        return judge(model_type, inventory)
+        key = fingerprint(model_type)
+        if key not in known:
+            known[key] = judge(model_type, inventory)
+        elif known[key].model_type != model_type:
+            seconds = round(time.perf_counter() - started, 2)
+            return replace(known[key], model_type=model_type, seconds=seconds)
+        return known[key]
+    except TilegymFxError as error:
+        return Row(model_type, problem=without_folders(str(error)))
     except FAULTS as error:
         return Row(model_type, problem=without_folders(f"crash: {describe(error)}"))
 
