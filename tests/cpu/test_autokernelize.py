@@ -20,6 +20,7 @@ import pytest
 from planted_model import write_hook, write_library, write_model, write_root
 
 from tilegym_fx.autokernelize import __main__ as command
+from tilegym_fx.autokernelize import charts
 from tilegym_fx.autokernelize import ledger as book
 from tilegym_fx.autokernelize.ledger import Ledger, Row
 from tilegym_fx.autokernelize.loop import Options, _recover, run
@@ -371,3 +372,20 @@ def test_what_is_measured_runs_the_roots_kernels_and_the_original_once(tmp_path:
 def made(folder: Path) -> Path:
     folder.mkdir(parents=True)
     return folder
+
+
+def test_the_bars_add_up_and_only_what_was_kept_is_in_them() -> None:
+    rows = [
+        Row(0, "keep", "baseline", coverage=0.25, throughput=100.0),
+        Row(1, "keep", "one", coverage=0.5, throughput=120.0, name="one", key="1"),
+        Row(2, "discard", "two", coverage=0.9, throughput=60.0, name="two", key="2"),
+        Row(3, "crash", "three", key="3"),
+    ]
+    assert charts.gains(rows) == [("before", 0.25), ("one", 0.25)]
+    assert "two" not in charts.bars(rows)
+    assert charts.bars(rows).count("50.00%") == 2  # after, and everything else
+    drawn = charts.timeline(rows)
+    assert [drawn.count(f"dot-{kind}") for kind in ("keep", "discard", "bad")] == [2, 1, 1]
+    assert "coverage 50.0%" in drawn
+    assert "throughput 120" in drawn
+    assert charts.bars([]) == "<p>There is no baseline.</p>"

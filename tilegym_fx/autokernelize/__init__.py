@@ -12,4 +12,5 @@ repository   git: a clean tree before, one commit each, back to the last kept on
 ledger       what has been tried: the table of results, and what a resumed run needs
 preflight    is everything there
 page         a run as one HTML page
+charts       its pictures
 """

@@ -6,6 +6,7 @@ import html
 import json
 from pathlib import Path
 
+from .charts import bars, timeline
 from .ledger import Ledger, Row, slug
 
 _STYLE = """
@@ -16,21 +17,28 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); margin: 0 auto; 
 h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 36px 0 10px; }
 .soft { color: var(--soft); font-size: 13px; }
 .bar { display: flex; height: 30px; border-radius: 4px; overflow: hidden; background: var(--rest); }
-.bar span { display: flex; align-items: center; padding-left: 8px; color: white; font-size: 13px;
-  overflow: hidden; white-space: nowrap; border-right: 1px solid white; background: var(--ours); }
-.bar span.new { background: #4fae78; }
+.bar span { display: flex; align-items: center; padding-left: 8px; color: white; font-size: 13px; min-width: 2px;
+  overflow: hidden; white-space: nowrap; border-right: 1px solid white; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 20px; list-style: none; margin: 10px 0 0; padding: 0;
+  font-size: 13px; }
+.legend i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 6px; }
+.legend .rest { background: var(--rest); }
 .two { display: grid; grid-template-columns: 90px 1fr 70px; gap: 8px 12px; align-items: center; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
+td:nth-child(n+3):nth-child(-n+4), td:last-child { text-align: right; font-variant-numeric: tabular-nums; }
 td, th { text-align: left; padding: 6px 8px; border-bottom: 1px solid var(--line); vertical-align: top; }
 .keep { color: var(--ours); font-weight: 600; } .discard { color: var(--soft); }
 .crash, .timeout { color: var(--bad); font-weight: 600; }
 details { border: 1px solid var(--line); border-radius: 6px; margin: 10px 0; }
 summary { padding: 10px 14px; cursor: pointer; font-weight: 600; }
-.pair { display: grid; grid-template-columns: 1fr 1fr; border-top: 1px solid var(--line); }
+.pair { display: grid; grid-template-columns: 2fr 3fr; border-top: 1px solid var(--line); }
 .pair > div { min-width: 0; padding: 10px 14px; } .pair > div + div { border-left: 1px solid var(--line); }
-pre { overflow: auto; font: 12px/1.45 ui-monospace, monospace; margin: 0; max-height: 560px; }
+pre { overflow: auto; font: 12px/1.45 ui-monospace, monospace; margin: 0; max-height: 640px; }
 polyline { fill: none; stroke-width: 2; stroke: var(--ours); }
 polyline.speed { stroke: #7a86c8; stroke-dasharray: 5 4; }
+.grid { stroke: var(--line); }
+.dot-keep { fill: var(--ours); } .dot-bad { fill: var(--bad); }
+.dot-discard { fill: white; stroke: #8d96a3; stroke-width: 2; }
 svg text { font: 12px system-ui, sans-serif; fill: var(--soft); }
 @media (max-width: 800px) { .pair { grid-template-columns: 1fr; } .pair > div + div { border-left: 0; } }
 """
@@ -55,14 +63,14 @@ def write_page(ledger: Ledger, root: Path, results: Path) -> Path:
 
 def page(ledger: Ledger, root: Path, results: Path) -> str:
     """The page's text."""
-    kept = [row for row in ledger.rows if row.status == "keep" and row.name]
     parts = [
         f"<h1>{_e(ledger.model)}</h1>",
+        _headline(ledger),
         f'<p class="soft">{_e("; ".join(f"{k}: {v}" for k, v in ledger.environment.items()))}</p>',
         "<h2>Coverage</h2>",
-        _bars(ledger, kept),
+        bars(ledger.rows),
         "<h2>Experiments</h2>",
-        _timeline(ledger.rows),
+        timeline(ledger.rows),
         _table(ledger.rows),
         "<h2>Kernels</h2>",
         *(_kernel(row, _home(row, ledger, root, results), row.status == "keep") for row in ledger.rows if row.files),
@@ -74,55 +82,17 @@ def page(ledger: Ledger, root: Path, results: Path) -> str:
     return f'<!doctype html><html lang="en"><head>{head}{view}</head><body>{"".join(parts)}</body></html>\n'
 
 
-def _bars(ledger: Ledger, kept: list[Row]) -> str:
-    """Before and after as stacked bars: what was covered, what each kept kernel has added, the rest."""
-    if not ledger.rows or ledger.rows[0].coverage is None:
+def _headline(ledger: Ledger) -> str:
+    """What became of it, in a sentence."""
+    kept = [row for row in ledger.rows if row.status == "keep" and row.coverage is not None and row.throughput]
+    if not kept:
         return "<p>There is no baseline.</p>"
-    before = ledger.rows[0].coverage
-    pieces = [f'<span style="width:{100 * before:.2f}%" title="before">{before:.1%}</span>' * (before > 0)]
-    last = before
-    for row in kept:
-        gain = max(0.0, (row.coverage or last) - last)
-        if gain > 0:
-            name = _e(row.name)
-            pieces.append(f'<span class="new" style="width:{100 * gain:.2f}%" title="{name}">{name}</span>')
-        last = max(last, row.coverage or last)
-    first = f'<div class="bar">{pieces[0]}</div>'
-    after = f'<div class="bar">{"".join(pieces)}</div>'
+    first, last = kept[0], kept[-1]
+    tried, held = (sum(1 for row in ledger.rows if row.key and s in (row.status, "")) for s in ("", "keep"))
+    times = (last.throughput or 0.0) / (first.throughput or 1.0)
     return (
-        f'<div class="two"><b>before</b>{first}<span>{before:.2%}</span>'
-        f"<b>after</b>{after}<span>{last:.2%}</span></div>"
-    )
-
-
-def _timeline(rows: list[Row]) -> str:
-    """Coverage and throughput over the experiments; a dot for each, the kept ones on the line."""
-    wide, high, left, top = 1100, 190, 46, 16
-    step = (wide - left - 20) / max(1, len(rows) - 1)
-    best = max((row.throughput or 0.0 for row in rows), default=0.0) or 1.0
-    dots, covered, speed = [], [], []
-    now = (0.0, 0.0)
-    for i, row in enumerate(rows):
-        x = left + i * step
-        if row.status == "keep":
-            now = (row.coverage or now[0], (row.throughput or now[1] * best) / best)
-        covered.append(f"{x:.1f},{top + (1 - now[0]) * (high - 50):.1f}")
-        speed.append(f"{x:.1f},{top + (1 - now[1]) * (high - 50):.1f}")
-        color = {"keep": "var(--ours)", "discard": "var(--rest)"}.get(row.status, "var(--bad)")
-        y = top + (1 - now[0]) * (high - 50)
-        title = f"<title>{_e(row.description)}</title>"
-        dots.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}">{title}</circle>'
-            f'<text x="{x:.1f}" y="{high - 12}" text-anchor="middle">{row.number}</text>'
-        )
-    return (
-        f'<svg viewBox="0 0 {wide} {high}" width="100%" role="img" aria-label="experiments over time">'
-        f'<line x1="{left}" y1="{top}" x2="{left}" y2="{high - 34}" stroke="var(--line)"/>'
-        f'<text x="0" y="{top + 4}">100%</text><text x="0" y="{high - 32}">0%</text>'
-        f'<polyline points="{" ".join(speed)}" class="speed"/>'
-        f'<polyline points="{" ".join(covered)}" class="covered"/>{"".join(dots)}</svg>'
-        '<p class="soft">Solid: coverage. Dashed: throughput, as a share of the best. Dots: green kept, grey'
-        " discarded, red crashed or out of time.</p>"
+        f"<p>Coverage <b>{first.coverage:.1%} → {last.coverage:.1%}</b>, throughput <b>{first.throughput:,.1f} → "
+        f"{last.throughput:,.1f}</b> ({times:.2f}x). {held} of {tried} experiments were kept.</p>"
     )
 
 
