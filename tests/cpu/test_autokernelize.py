@@ -378,11 +378,11 @@ def test_the_bars_add_up_and_only_what_was_kept_is_in_them() -> None:
     rows = [
         Row(0, "keep", "baseline", coverage=0.25, throughput=100.0),
         Row(1, "keep", "one", coverage=0.5, throughput=120.0, name="one", key="1"),
-        Row(2, "discard", "two", coverage=0.9, throughput=60.0, name="two", key="2"),
+        Row(2, "discard", "second", coverage=0.9, throughput=60.0, name="second", key="2"),
         Row(3, "crash", "three", key="3"),
     ]
     assert charts.gains(rows) == [("before", 0.25), ("one", 0.25)]
-    assert "two" not in charts.bars(rows)
+    assert "second" not in charts.bars(rows)
     assert charts.bars(rows).count("50.00%") == 2  # after, and everything else
     drawn = charts.timeline(rows)
     assert [drawn.count(f"dot-{kind}") for kind in ("keep", "discard", "bad")] == [2, 1, 1]
