@@ -1,0 +1,186 @@
+"""The torch.compile backend: its options, what it refuses, what it leaves alone, and what it reports."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import blocks
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tilegym_fx
+from tilegym_fx.backend import tilegym_fx_backend
+from tilegym_fx.errors import MatchError, UsageError
+from tilegym_fx.pipeline import Outcome
+from tilegym_fx.reports import last_report, recent_reports
+
+EAGER = {"inner": "eager", "only": ("silu_mul", "linear", "rms_norm")}
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.gate = nn.Linear(8, 16, bias=False), nn.Linear(8, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.gate(x)) * self.up(x)
+
+
+def compiled(code: Callable[..., Any], **more: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(code, backend="tilegym_fx", options=EAGER, **more)
+
+
+def taken(outcome: Outcome | None) -> dict[str, int]:
+    assert outcome is not None
+    return dict(Counter(planned.match.definition for planned in outcome.chosen))
+
+
+def ran(code: Callable[..., Any], *inputs: torch.Tensor, **more: Any) -> list[Outcome]:
+    """Runs the code as it is and compiled; equal results, and the outcomes of the graphs that there were."""
+    before = len(recent_reports())
+    with torch.no_grad():
+        want = code(*[x.clone() for x in inputs])
+        torch.testing.assert_close(compiled(code, **more)(*inputs), want)
+    return list(recent_reports()[before:])
+
+
+class TestOptions:
+    def test_the_name_is_known_to_torch(self) -> None:
+        assert "tilegym_fx" in torch._dynamo.list_backends()
+
+    def test_an_unknown_inner_compiler_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="is no inner compiler"):
+            tilegym_fx_backend(torch.fx.symbolic_trace(Gate()), [], options={"inner": "nvfuser"})
+
+    @pytest.mark.parametrize("more", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}])
+    def test_eager_takes_nothing_that_is_inductors(self, more: dict[str, Any]) -> None:
+        options = {"inner": "eager", **more.get("options", {})}
+        with pytest.raises(UsageError, match="inner='eager' takes no"):
+            tilegym_fx_backend(torch.fx.symbolic_trace(Gate()), [], mode=more.get("mode"), options=options)
+
+    def test_only_and_skip(self) -> None:
+        torch._dynamo.reset()
+        options = {**EAGER, "skip": ("linear",)}
+        with torch.no_grad():
+            torch.compile(Gate(), backend="tilegym_fx", options=options)(torch.randn(3, 8))
+        assert taken(last_report()) == {"silu_mul": 1}
+
+    def test_a_definition_that_does_not_exist_is_refused(self) -> None:
+        torch._dynamo.reset()
+        options = {"inner": "eager", "skip": ("silu_mlu",)}
+        with pytest.raises((MatchError, torch._dynamo.exc.BackendCompilerFailed), match="silu_mlu"):
+            torch.compile(Gate(), backend="tilegym_fx", options=options)(torch.randn(3, 8))
+
+    def test_inductors_options_reach_inductor(self) -> None:
+        torch._dynamo.reset()
+        options = {"only": ("silu_mul",), "max_autotune": False, "no_such_option": True}
+        with pytest.raises(Exception, match="no_such_option"):
+            torch.compile(Gate(), backend="tilegym_fx", options=options)(torch.randn(3, 8))
+
+    def test_modes_and_options_are_those_of_inductor(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        given: list[Any] = []
+
+        def compile_fx(gm: Any, inputs: Any, config_patches: Any = None) -> Any:
+            given.append(config_patches)
+            return gm
+
+        monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+        torch._dynamo.reset()
+        with torch.no_grad():
+            torch.compile(Gate(), backend="tilegym_fx", mode="reduce-overhead")(torch.randn(3, 8))
+            torch._dynamo.reset()
+            torch.compile(Gate(), backend="tilegym_fx", options={"only": ("linear",), "epilogue_fusion": False})(
+                torch.randn(3, 8)
+            )
+        assert given == [{"triton.cudagraphs": True}, {"epilogue_fusion": False}]
+
+
+class TestGraphs:
+    def test_what_fits_is_replaced_and_the_rest_stays(self) -> None:
+        (outcome,) = ran(lambda x, y: torch.tanh(F.silu(x) * y), torch.randn(3, 8), torch.randn(3, 8))
+        assert taken(outcome) == {"silu_mul": 1}
+
+    def test_what_does_not_fit_is_left(self) -> None:
+        (outcome,) = ran(lambda x, y: torch.tanh(torch.sigmoid(x) * y), torch.randn(3, 8), torch.randn(3, 8))
+        assert taken(outcome) == {}
+
+    def test_one_graph_serves_every_size_when_sizes_are_open(self) -> None:
+        module = Gate()
+        rewritten = compiled(module, dynamic=True)
+        before = len(recent_reports())
+        with torch.no_grad():
+            for rows in (3, 5, 7):
+                x = torch.randn(rows, 8)
+                torch.testing.assert_close(rewritten(x), module(x))
+        assert [taken(outcome) for outcome in recent_reports()[before:]] == [{"linear": 2, "silu_mul": 1}]
+
+    def test_a_graph_break_makes_two_reports(self) -> None:
+        def code(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z = F.silu(x) * y
+            torch._dynamo.graph_break()
+            return F.silu(z) * y
+
+        assert [taken(o) for o in ran(code, torch.randn(3, 8), torch.randn(3, 8))] == [{"silu_mul": 1}] * 2
+
+    def test_a_write_in_place_of_an_input_is_seen_by_the_caller(self) -> None:
+        def code(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            x.mul_(2)
+            return blocks.rms_norm(x, w)
+
+        x, w = torch.randn(5, 64), torch.randn(64)
+        seen = x.clone()
+        (outcome,) = ran(code, x, w)
+        assert taken(outcome) == {"rms_norm": 1}
+        torch.testing.assert_close(x, seen * 2)
+
+    def test_a_result_is_as_contiguous_as_before(self) -> None:
+        def code(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (F.silu(x) * y).transpose(0, 1)
+
+        with torch.no_grad():
+            got = compiled(code)(torch.randn(3, 8), torch.randn(3, 8))
+        assert got.stride() == (1, 8)
+
+    def test_autocast_leaves_the_graph_alone_and_says_so(self) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            (outcome,) = ran(Gate(), torch.randn(3, 8))
+        assert taken(outcome) == {}
+        (rejection,) = outcome.rejections
+        assert "autocast is on around it" in rejection.reason
+
+    def test_autocast_that_is_off_leaves_it_open(self) -> None:
+        def code(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", enabled=False):
+                return F.silu(x) * y
+
+        (outcome,) = ran(code, torch.randn(3, 8), torch.randn(3, 8))
+        assert taken(outcome) == {"silu_mul": 1}
+
+    def test_gradients_are_the_originals(self) -> None:
+        module, x = Gate(), torch.randn(3, 8)
+        grads = []
+        for run in (module, compiled(module)):
+            module.zero_grad()
+            run(x).sum().backward()
+            grads.append([p.grad.clone() for p in module.parameters()])
+        torch.testing.assert_close(grads[1], grads[0])
+
+
+class TestReports:
+    def test_the_last_one_is_public(self) -> None:
+        ran(Gate(), torch.randn(3, 8))
+        assert tilegym_fx.last_report() is recent_reports()[-1]
+        assert taken(tilegym_fx.last_report()) == {"linear": 2, "silu_mul": 1}
+
+    def test_a_graph_from_the_cache_is_not_reported_twice(self) -> None:
+        rewritten = compiled(Gate())
+        before = len(recent_reports())
+        with torch.no_grad():
+            for _ in range(3):
+                rewritten(torch.randn(3, 8))
+        assert len(recent_reports()) == before + 1
