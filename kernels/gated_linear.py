@@ -25,12 +25,13 @@ instead of 132 for a layer of Llama-3.1-8B. Those for the matrix units do not: t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache, partial
 
 import cuda.tile as ct
 import torch
 
+from tilegym_fx import tuning
 from tilegym_fx.launch import launch
 
 from .gated_activation import GELU_TANH, SILU, gated
@@ -170,6 +171,38 @@ def _row_tiling(features: int, weights: int, itemsize: int, processors: int) -> 
     return Tiling(1, 8, 1024 // itemsize, 4)
 
 
+def best_tiling(kernel: str, x: torch.Tensor, weight: torch.Tensor, features: int, *, weights: int = 1) -> Tiling:
+    """What was measured to be best for the shape, else what the rules say; arguments as for `choose_tiling`."""
+    rows, depth = x.shape
+    row_major = weight.stride(1) == 1
+    shape_class = (tuning.size_class(rows), features, depth, row_major)
+    found = tuning.best(kernel, shape_class, x.dtype, tuning.arch_of(x.device))
+    if found is not None:
+        return Tiling(**found)
+    return choose_tiling(
+        rows, features, weights=weights, itemsize=x.itemsize, row_major=row_major, processors=_processors(x.device)
+    )
+
+
+def candidates(shape_class: tuning.ShapeClass, weights: int = 1) -> tuple[tuning.Config, ...]:
+    """What `python -m tilegym_fx.tune` tries, for so many weights that share a block."""
+    rows, _, _, row_major = shape_class
+    share = 1 if weights == 1 else 2
+    if rows == 1 and row_major:
+        sizes = ((16, 512, 3), (16, 256, 4), (8, 512, 4), (8, 512, 5), (8, 1024, 2), (32, 512, 2))
+        tilings = [Tiling(1, features, depth, occupancy) for features, depth, occupancy in sizes]
+    elif rows <= 32:
+        tile = max(16, rows)
+        tilings = [Tiling(tile, features, 128, o) for features in (32, 64) for o in (2, 3, 4)]
+        tilings += [Tiling(tile, features // share, 64, 3) for features in (64, 128)]
+    else:
+        tilings = [Tiling(64, 128 // share, 64, 2), Tiling(128, 256 // share, 64, 1, worker_warps=8)]
+    return tuple(map(asdict, tilings))
+
+
+CANDIDATES = {"gated_linear": partial(candidates, weights=2)}
+
+
 @dataclass(frozen=True)
 class Norm:
     """The RMS norm before a product: its weight, its epsilon, and how the weight is applied."""
@@ -212,10 +245,7 @@ def _gated(
     x, norm = split_norm(x, norm, gate)
     out = torch.empty((x.shape[0], gate.shape[0]), dtype=x.dtype, device=x.device)
     if out.numel():
-        tiling = choose_tiling(
-            x.shape[0], 2 * gate.shape[0], weights=2, itemsize=x.itemsize,
-            row_major=gate.stride(1) == 1, processors=_processors(x.device),
-        )  # fmt: skip
+        tiling = best_tiling("gated_linear", x, gate, 2 * gate.shape[0], weights=2)
         run_gated(x, norm, gate, up, out, kind, tiling)
     return out.view(*lead, gate.shape[0])
 

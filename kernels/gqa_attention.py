@@ -26,12 +26,13 @@ nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 
 import cuda.tile as ct
 import torch
 
+from tilegym_fx import tuning
 from tilegym_fx.launch import launch
 
 # What the argument `mask` of the kernels is: their parameter MASK.
@@ -320,14 +321,49 @@ def _attention(
         mask = _compact(mask, k.shape[2])
     if y.numel():
         if is_decode(length, heads // k.shape[1], q.itemsize, mask, causal):
-            pairs, processors = batch * k.shape[1], _processors(q.device)
-            tiling = choose_decode_tiling(q.shape[3], q.itemsize, k.shape[2], pairs, processors)
-            run_decode(q, k, v, mask, y, scale, tiling)
+            run_decode(q, k, v, mask, y, scale, _decode_tiling(q, k))
         else:
-            waves = batch * heads * length / 128 / _processors(q.device) if causal else 1.0
-            tiling = choose_prefill_tiling(q.shape[3], q.itemsize, waves)
-            run_prefill(q, k, v, mask, y, scale, causal, tiling)
+            run_prefill(q, k, v, mask, y, scale, causal, _prefill_tiling(q, k, causal))
     return y
+
+
+def _decode_tiling(q: torch.Tensor, k: torch.Tensor) -> Tiling:
+    """What was measured to be best for the shape, else what the rules say."""
+    pairs, keys, width = k.shape[0] * k.shape[1], k.shape[2], q.shape[3]
+    shape_class = (tuning.size_class(pairs), tuning.size_class(keys), width)
+    found = tuning.best("attention_decode", shape_class, q.dtype, tuning.arch_of(q.device))
+    if found is not None:
+        return Tiling(**found)
+    return choose_decode_tiling(width, q.itemsize, keys, pairs, _processors(q.device))
+
+
+def _prefill_tiling(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Tiling:
+    batch, heads, length, width = q.shape
+    shape_class = (
+        tuning.size_class(batch * heads),
+        tuning.size_class(length),
+        tuning.size_class(k.shape[2]),
+        width,
+        causal,
+    )
+    found = tuning.best("attention_prefill", shape_class, q.dtype, tuning.arch_of(q.device))
+    if found is not None:
+        return Tiling(**found)
+    waves = batch * heads * length / 128 / _processors(q.device) if causal else 1.0
+    return choose_prefill_tiling(width, q.itemsize, waves)
+
+
+#: What `python -m tilegym_fx.tune` tries.
+CANDIDATES = {
+    "attention_decode": tuple(
+        asdict(Tiling(0, keys, occupancy, blocks=blocks))
+        for keys, occupancy in ((32, 4), (64, 3), (128, 2))
+        for blocks in (1, 2, 4)
+    ),
+    "attention_prefill": tuple(
+        map(asdict, (Tiling(64, 64, 2), Tiling(64, 128, 2), Tiling(128, 64, 1, 8), Tiling(128, 128, 1, 8)))
+    ),
+}
 
 
 def is_decode(length: int, group: int, itemsize: int, mask: torch.Tensor | None, causal: bool) -> bool:

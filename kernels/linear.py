@@ -14,17 +14,19 @@ loads take the strides as they are. All sizes are allowed: tiles that stick out 
 add nothing. `ct.mma` on float32 tiles is a true float32 product (FMUL and FADD in the machine code, no
 tf32).
 
-`choose_tiling` picks tiles by shape, by rules that benchmarks/bench_gemm_attention.py measured.
+`choose_tiling` picks tiles by shape, by rules that benchmarks/bench_gemm_attention.py measured. Where
+`python -m tilegym_fx.tune` has measured one of CANDIDATES to be faster for a shape, that is taken instead.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 
 import cuda.tile as ct
 import torch
 
+from tilegym_fx import tuning
 from tilegym_fx.launch import launch
 
 # What is added to the product before it is rounded: the parameter EPILOGUE of the kernels.
@@ -248,12 +250,39 @@ def _linear(
         extra = _unit_stride(extra.reshape(-1, features))
     y = torch.empty((x.shape[0], features), dtype=dtype, device=x.device)
     if y.numel():
-        tiling = choose_tiling(
-            x.shape[0], features, depth,
-            itemsize=x.itemsize, row_major=weight.stride(1) == 1, processors=_processors(x.device),
-        )  # fmt: skip
-        run_tiling(x, weight, extra, y, epilogue, tiling)
+        run_tiling(x, weight, extra, y, epilogue, _tiling(x, weight))
     return y.view(*input.shape[:-1], features)
+
+
+def _tiling(x: torch.Tensor, weight: torch.Tensor) -> Tiling:
+    """What was measured to be best for the shape, else what the rules say."""
+    rows, (features, depth), row_major = x.shape[0], weight.shape, weight.stride(1) == 1
+    shape_class = (tuning.size_class(rows), features, depth, row_major)
+    found = tuning.best("linear", shape_class, x.dtype, tuning.arch_of(x.device))
+    if found is not None:
+        return Tiling(**found)
+    return choose_tiling(
+        rows, features, depth, itemsize=x.itemsize, row_major=row_major, processors=_processors(x.device)
+    )
+
+
+def _candidates(shape_class: tuning.ShapeClass) -> tuple[tuning.Config, ...]:
+    rows, _, _, row_major = shape_class
+    if rows == 1 and row_major:
+        wide = (Tiling(16, 32, 128, 4), Tiling(16, 64, 128, 4))
+        narrow = (Tiling(1, 2, 2048, 4), Tiling(1, 4, 1024, 4, tma=False), Tiling(1, 8, 512, 5))
+        tilings = (*narrow, Tiling(1, 16, 512, 3), Tiling(1, 16, 1024, 2), *wide)
+    elif rows <= 16:
+        tilings = tuple(Tiling(16, features, 128, o) for features in (32, 64, 128) for o in (2, 4))
+    elif rows <= 64:
+        tilings = (Tiling(32, 32, 128, 4), Tiling(32, 32, 256, 3), Tiling(32, 128, 128, 2), Tiling(64, 128, 64, 3))
+    else:
+        tilings = (Tiling(128, 128, 64, 1), Tiling(128, 128, 64, 2), Tiling(256, 128, 64, 1, worker_warps=8))
+    return tuple(map(asdict, tilings))
+
+
+#: What `python -m tilegym_fx.tune` tries.
+CANDIDATES = {"linear": _candidates}
 
 
 def run_tiling(

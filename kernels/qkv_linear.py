@@ -23,7 +23,8 @@ from .gated_linear import (
     Int,
     Norm,
     Tiling,
-    choose_tiling,
+    best_tiling,
+    candidates,
     finished,
     hinted,
     norm_arguments,
@@ -32,13 +33,17 @@ from .gated_linear import (
     weight_rows,
     weight_tile,
 )
-from .linear import _processors, _unit_stride, linear, linear_bias
+from .linear import CANDIDATES as OF_LINEAR
+from .linear import _unit_stride, linear, linear_bias
 
 #: Up to so many rows q, k and v are one launch.
 QKV_ROWS = 64
 
 #: From so many features on, a vocabulary, a row is normed apart too: its product is faster on the matrix units.
 APART_FEATURES = 8192
+
+#: What `python -m tilegym_fx.tune` tries.
+CANDIDATES = {**OF_LINEAR, "qkv_linear": candidates, "normed_linear": candidates}
 
 Flag = ct.Constant[bool]
 Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -126,11 +131,7 @@ def _qkv(x: torch.Tensor, weights: Weights, biases: Weights | None = None, norm:
     else:
         outs = tuple(torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device) for w in weights)
         if x.numel() and min(w.shape[0] for w in weights):
-            features = sum(w.shape[0] for w in weights)
-            tiling = choose_tiling(
-                x.shape[0], features, itemsize=x.itemsize,
-                row_major=weights[0].stride(1) == 1, processors=_processors(x.device),
-            )  # fmt: skip
+            tiling = best_tiling("qkv_linear", x, weights[0], sum(w.shape[0] for w in weights))
             run_qkv(x, norm, weights, biases, outs, tiling)
     q, k, v = (out.view(*lead, out.shape[-1]) for out in outs)
     return q, k, v
@@ -213,8 +214,7 @@ def rms_norm_linear(
         return linear(x, weight).view(*lead, features)
     out = torch.empty((1, features), dtype=x.dtype, device=x.device)
     if out.numel():
-        tiling = choose_tiling(1, features, itemsize=x.itemsize, processors=_processors(x.device))
-        run_normed(x, norm, weight, out, tiling)
+        run_normed(x, norm, weight, out, best_tiling("normed_linear", x, weight, features))
     return out.view(*lead, features)
 
 
