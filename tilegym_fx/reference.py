@@ -6,6 +6,7 @@ has it, so that the function means the same at other sizes and dtypes.
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ _INFIX: dict[Any, str] = {
     aten.lt.Tensor: "<", aten.le.Tensor: "<=", aten.gt.Tensor: ">", aten.ge.Tensor: ">=",
     aten.lt.Scalar: "<", aten.le.Scalar: "<=", aten.gt.Scalar: ">", aten.ge.Scalar: ">=",
     aten.eq.Tensor: "==", aten.ne.Tensor: "!=", aten.eq.Scalar: "==", aten.ne.Scalar: "!=",
-    aten.bitwise_and.Tensor: "&", aten.bitwise_or.Tensor: "|",
+    aten.bitwise_and.Tensor: "&", aten.bitwise_or.Tensor: "|", aten.__and__.Tensor: "&", aten.__or__.Tensor: "|",
 }  # fmt: skip
 #: Functions of torch that are called like the operation, with its arguments in order.
 _PLAIN = {
@@ -113,7 +114,8 @@ class _Writer:
 
 def _stem(node: Node) -> str:
     packet = getattr(node.target, "overloadpacket", None)
-    return str(packet if packet is not None else node.target).rpartition(".")[2].strip("_") or "value"
+    stem = str(packet if packet is not None else node.target).rpartition(".")[2].strip("_") or "value"
+    return f"{stem}_value" if keyword.iskeyword(stem) else stem
 
 
 def _reshape(writer: _Writer, node: Node) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tilegym_fx import candidates
 from tilegym_fx.adapters import adapter_file
 from tilegym_fx.candidates import Candidate, candidate_for
 from tilegym_fx.inventory import Inventory, load
@@ -138,3 +140,28 @@ def test_an_adapter_gives_contiguous_results_of_the_regions_dtype(seed: int) -> 
     result = found.adapter.apply(INVENTORY.reference("silu_mul"), INVENTORY.definitions["silu_mul"], inputs)
     assert result.dtype == torch.bfloat16
     assert result.is_contiguous()
+
+
+def test_a_large_region_does_not_hold_up_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The region runs once for each sample, and the search ends in time, however many adapters there are."""
+    calls = []
+    real = candidates.reference_function
+
+    def counted(name: str, text: str) -> Any:
+        run = real(name, text)
+        return lambda *args, **kw: calls.append(1) or run(*args, **kw)
+
+    monkeypatch.setattr(candidates, "reference_function", counted)
+    draft = region("return torch.nn.functional.silu(x0) * x1 * 2.5 - 2.5", x0="N H", x1="N H")
+    monkeypatch.setattr(
+        candidates, "_works_of", lambda inventory, name: {candidates._work(candidates._graph_of(draft)[0])}
+    )
+    monkeypatch.setattr(candidates, "_MAX_SECONDS", 0.5)
+    named = {"silu_mul": INVENTORY.definitions["silu_mul"]}
+    monkeypatch.setattr(candidates, "_exact", lambda *_: None)
+    monkeypatch.setattr(INVENTORY, "definitions", named)
+    calls.clear()
+    started = time.monotonic()
+    assert candidate_for(draft, INVENTORY).kind == "none"
+    assert time.monotonic() - started < 10
+    assert len(calls) <= 6

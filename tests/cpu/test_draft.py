@@ -49,6 +49,17 @@ def test_a_region_has_no_views_at_its_edges() -> None:
     assert [str(n.target) for n in region.nodes] == ["aten.tanh.default"]
 
 
+def test_a_value_is_never_called_like_a_word_of_python() -> None:
+    def code(x: Any, y: Any) -> Any:
+        return torch.where((x > 0).__and__(y > 0).__or__(y < -1), x, y)
+
+    (region,) = found(code, (4, HIDDEN), (4, HIDDEN))
+    inputs = torch.randn(4, HIDDEN).bfloat16(), torch.randn(4, HIDDEN).bfloat16()
+    assert torch.equal(run(region, *inputs), code(*inputs))
+    assert " and = " not in reference_of(region)
+    assert "torch.ops" not in reference_of(region)
+
+
 def test_casts_alone_are_no_region() -> None:
     assert found(lambda x: x.float(), (4, HIDDEN)) == []
 
