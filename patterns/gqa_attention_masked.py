@@ -60,6 +60,20 @@ def eager_softmax_in_own_dtype(
     return _eager(q, k, v, mask, scale, None)
 
 
+@spelling(
+    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/trocr/modeling_trocr.py#L225-L272"
+)
+def heads_in_the_batch(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float = 1.0
+) -> torch.Tensor:
+    """Batches of matrices around a softmax in the dtype of q, which has been scaled before."""
+    batch, heads, length, width = q.shape
+    left, right, values = (x.reshape(batch * heads, x.shape[2], width) for x in (q, k, v))
+    scores = torch.bmm(left, right.transpose(1, 2)).view(batch, heads, length, -1) + mask
+    weights = torch.softmax(scores.view(batch * heads, length, -1), dim=-1)
+    return torch.bmm(weights, values).view(batch, heads, length, width).transpose(1, 2)
+
+
 def _eager(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -104,6 +118,6 @@ def mask_is_shared_by_heads(
     return None
 
 
-@guard(only=("eager", "eager_without_repeat", "eager_softmax_in_own_dtype"))
+@guard(only=("eager", "eager_without_repeat", "eager_softmax_in_own_dtype", "heads_in_the_batch"))
 def mask_is_added(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> str | None:
     return None if mask.dtype == q.dtype else f"a mask of {mask.dtype} is added to scores of {q.dtype}"

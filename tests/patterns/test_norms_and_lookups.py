@@ -121,3 +121,26 @@ def test_a_stack_of_matrices_and_near_miss_transposed_keys() -> None:
     refused = {"batched_linear": "not contiguous"}
     code = lambda q, k: torch.bmm(q, k.transpose(1, 2))  # noqa: E731
     check_pass(code, [rand(3, 5, 16), rand(3, 7, 16)], {}, left=None, only=only, refused=refused)
+
+
+@pytest.mark.parametrize("length", [5, 1])
+def test_attention_with_heads_in_the_batch(length: int) -> None:
+    def code(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        left, right, values = (x.reshape(8, -1, 16) for x in (q, k, v))
+        scores = torch.bmm(left, right.transpose(1, 2)).view(2, 4, length, 7) + mask
+        attended = torch.bmm(torch.softmax(scores.view(8, length, 7), dim=-1), values)
+        return attended.view(2, 4, length, 16).transpose(1, 2)
+
+    inputs = [rand(2, 4, length, 16), rand(2, 4, 7, 16, seed=1), rand(2, 4, 7, 16, seed=2), rand(2, 1, length, 7)]
+    outcome = check_pass(code, inputs, {"gqa_attention_masked": 1})
+    assert outcome.chosen[0].match.inputs["scale"] == 1.0
+
+
+def test_near_miss_heads_in_the_batch_scaled_after_the_product() -> None:
+    def code(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        left, right, values = (x.reshape(8, -1, 16) for x in (q, k, v))
+        scores = (torch.bmm(left, right.transpose(1, 2)) * 0.3).view(2, 4, 5, 7) + mask
+        return torch.bmm(torch.softmax(scores.view(8, 5, 7), dim=-1), values).view(2, 4, 5, 16).transpose(1, 2)
+
+    inputs = [rand(2, 4, 5, 16), rand(2, 4, 7, 16, seed=1), rand(2, 4, 7, 16, seed=2), rand(2, 1, 5, 7)]
+    check_pass(code, inputs, {}, left=None)
