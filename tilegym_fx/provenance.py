@@ -390,24 +390,31 @@ def _active_tracer() -> Any:
 
 
 @contextmanager
-def recording() -> Iterator[Recorder]:
-    """Records what runs inside the block; call `finish` on what it gives after the export.
+def recording(module: nn.Module) -> Iterator[Recorder]:
+    """Records the calls of a module inside the block; call `finish` on what it gives after the export.
+
+    Only while the module's own call runs is there a trace function: most of an export is torch's own work.
 
     Example:
         ```python
-        with recording() as recorder:
+        with recording(model) as recorder:
             exported = export_module(model, args, kwargs)
         provenance = recorder.finish(model, exported.graph_module.graph, exported.parameters)
         ```
     """
     recorder = Recorder()
     before = sys.gettrace()
-    with _watched_nodes(recorder), _untraced_dispatch():
-        sys.settrace(recorder.trace)
-        try:
+    hooks = (
+        nn.Module.register_forward_pre_hook(module, lambda *_: sys.settrace(recorder.trace)),
+        nn.Module.register_forward_hook(module, lambda *_: sys.settrace(before), always_call=True),
+    )
+    try:
+        with _watched_nodes(recorder), _untraced_dispatch():
             yield recorder
-        finally:
-            sys.settrace(before)
+    finally:
+        sys.settrace(before)
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
@@ -477,7 +484,7 @@ def record(
     from tilegym_fx.export import Holes, export_module, with_holes
 
     def attempt(holes: Holes) -> tuple[ExportedGraph, Provenance]:
-        with recording() as recorder:
+        with recording(module) as recorder:
             exported = export_module(module, args, kwargs, holes=holes)
         return exported, recorder.finish(module, exported.graph_module.graph, exported.parameters)
 

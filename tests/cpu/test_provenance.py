@@ -114,11 +114,24 @@ def test_shared_module_is_known_as_itself() -> None:
 
 
 def test_recording_puts_everything_back() -> None:
-    create_node, trace = fx.Graph.create_node, sys.gettrace()
-    with pytest.raises(ZeroDivisionError), recording():
+    create_node, trace, model = fx.Graph.create_node, sys.gettrace(), Small()
+    with pytest.raises(ZeroDivisionError), recording(model):
         raise ZeroDivisionError
     assert fx.Graph.create_node is create_node
     assert sys.gettrace() is trace
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_only_the_modules_own_call_is_traced() -> None:
+    model, x = Small(), torch.randn(3, WIDTH)
+    traces = []
+    with recording(model) as recorder:
+        traces.append(sys.gettrace())
+        model(x)
+        traces.append(sys.gettrace())
+    assert traces == [sys.gettrace()] * 2
+    assert recorder._calls
 
 
 def test_failing_call_does_not_upset_the_record() -> None:
