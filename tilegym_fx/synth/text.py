@@ -24,10 +24,13 @@ without bounds checks."""
 
 _GET = '''\
 def get(array, place, shape, whole):
-    """A tile of an array; what lies outside of it reads as zero."""
+    """A tile of an array; what lies outside of it reads as zero, gathered: a checked load waits for the one before."""
     if whole:
         return ct.load(array, place, shape=shape, check_bounds=False, allow_tma=False)
-    return ct.load(array, place, shape=shape, padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+{indices}
+    if array.dtype == ct.bool_:
+        return ct.gather(array, ({names}), padding_value=False)
+    return ct.gather(array, ({names}))
 '''
 _PUT = '''\
 def put(array, place, tile, shape, whole):
@@ -56,6 +59,8 @@ _PICK_POINTWISE = '''\
 def pick_tiles(inner: int, width: int) -> tuple[int, int, bool]:
     """Rows and columns of a tile, and whether the rows fill their tiles."""
     chunk = TILE if width >= TILE else max(16, 1 << (width - 1).bit_length())
+    if LEAST_CHUNK <= width & -width < chunk:  # then no tile is ragged
+        chunk = width & -width
     rows = 1
     while rows * chunk < TILE and 2 * rows <= inner:
         rows *= 2
@@ -164,6 +169,8 @@ def _constants_of(plan: Plan) -> list[str]:
         return [
             "#: Numbers of one block: two 16-byte loads for each of 128 threads, in a 2-byte dtype.",
             "TILE = 2048",
+            "#: Columns below which a tile's rows are too short to be read at full speed.",
+            "LEAST_CHUNK = 256",
         ]
     return [
         "#: Columns of a chunk: one 16-byte load for each of 128 threads, in a 2-byte dtype.",
@@ -175,11 +182,22 @@ def _constants_of(plan: Plan) -> list[str]:
     ]
 
 
+def _get(rank: int) -> str:
+    """The text of ``get`` for arrays of so many dimensions."""
+    names = ("outer", "middle", "inner")[-(rank - 1) :] if rank > 2 else ("rows",)
+    lines = []
+    for dim, name in enumerate((*names, "columns")):
+        sizes = ", ".join(f"shape[{dim}]" if other == dim else "1" for other in range(rank))
+        numbers = f"place[{dim}] * shape[{dim}] + ct.arange(shape[{dim}], dtype=ct.int32)"
+        lines.append(f"    {name} = ct.reshape({numbers}, ({sizes}))")
+    return _GET.format(indices="\n".join(lines), names=", ".join((*names, "columns")))
+
+
 def _helpers(plan: Plan, body: str, named: set[str]) -> list[str]:
     helpers = [HELPER_CONSTANTS[n] for n in HELPERS if n in named and n in HELPER_CONSTANTS]
     helpers += [HELPERS[n] for n in HELPERS if n in named]
     helpers += [_WIDE] if "wide(" in body else []
-    helpers += [_GET, _PUT]
+    helpers += [_get(len(plan.space.groups or ((),)) + 1), _PUT]
     lanes = ", ".join([*("1" for _ in plan.space.groups or ((),)), "chunk"])
     inside = _INSIDE.replace("LANES", f"({lanes})")
     helpers += [inside, _PICK_REDUCING] if plan.reductions else [_PICK_POINTWISE]
