@@ -29,7 +29,7 @@ from .cost import Device, device_of
 from .emit import Alike, EmitResult, Emitter, why_not
 from .errors import ExportError, MatchError, UsageError, VerifyError
 from .export import MODEL_ERRORS, cache_of, caches, phase_inputs, site_of
-from .export.trace import describe, unchanged
+from .export.trace import copies_as_clones, describe, unchanged
 from .folder_form import emitted_path
 from .inventory import Inventory, load
 from .pipeline import Outcome, find
@@ -212,7 +212,14 @@ def _calls_inside(model: nn.Module, kwargs: dict[str, Any], groups: Sequence[Ali
     fake = detect_fake_mode(kwargs) or FakeTensorMode(allow_non_fake_inputs=True)
     mode = nullcontext() if _is_meta(model) else fake
     try:
-        with torch.no_grad(), mode, unchanged(model), caches.code_for_tracing(), caches.masks_as_when_run(kwargs):
+        with (
+            torch.no_grad(),
+            mode,
+            copies_as_clones(),
+            unchanged(model),
+            caches.code_for_tracing(),
+            caches.masks_as_when_run(kwargs),
+        ):
             model(**kwargs)
     except _SeenAll:
         pass

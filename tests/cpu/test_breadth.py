@@ -20,7 +20,7 @@ from tilegym_fx.breadth.judge import is_sequential
 from tilegym_fx.breadth.page import as_page
 from tilegym_fx.breadth.record import Row
 from tilegym_fx.errors import UsageError
-from tilegym_fx.export import build, export_module, export_phase
+from tilegym_fx.export import build, export_module, export_phase, phase_inputs
 from tilegym_fx.inventory import load
 from tilegym_fx.model_source import causal_model_types
 from tilegym_fx.normalize import normalize
@@ -88,6 +88,11 @@ class TestTrials:
     def test_a_model_of_several_parts_is_tried_as_its_text_part_is(self) -> None:
         assert fingerprint("gemma3") == fingerprint("gemma3_text")
         assert fingerprint("gemma3") != fingerprint("gemma2")
+
+    def test_a_cache_that_a_model_copies_is_filled_without_memory(self) -> None:
+        """Dory deep-copies layers of its cache; torch once gave up the whole process there."""
+        model = build(tiny_trial("dory").config, torch.float32, device="cpu")
+        assert "cache" in phase_inputs(model, "decode", 1, 8)
 
     def test_the_realistic_one_has_the_default_widths(self) -> None:
         trial = realistic_trial("qwen3_next")

@@ -16,7 +16,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tilegym_fx.errors import ExportError, UnknownModelError
 from tilegym_fx.export import caches
 from tilegym_fx.export.holes import Holes, with_holes
-from tilegym_fx.export.trace import MODEL_ERRORS, ExportedGraph, describe, export_module, unchanged
+from tilegym_fx.export.trace import (
+    MODEL_ERRORS,
+    ExportedGraph,
+    copies_as_clones,
+    describe,
+    export_module,
+    unchanged,
+)
 from tilegym_fx.results import Phase
 
 if TYPE_CHECKING:
@@ -173,7 +180,14 @@ def _after_prompt(model: nn.Module, kwargs: dict[str, Any]) -> Any:
     def attempt(holes: Holes) -> Any:
         mode = nullcontext() if on_meta else FakeTensorMode(allow_non_fake_inputs=True)
         try:
-            with torch.no_grad(), mode, unchanged(model), holes.made(model), caches.code_for_tracing():
+            with (
+                torch.no_grad(),
+                mode,
+                copies_as_clones(),
+                unchanged(model),
+                holes.made(model),
+                caches.code_for_tracing(),
+            ):
                 return model(**kwargs)
         except MODEL_ERRORS as error:
             raise ExportError(f"{type(model).__name__} cannot fill its cache: {describe(error)}") from error

@@ -95,7 +95,7 @@ def export_module(
         stack.enter_context(torch.no_grad())
         stack.enter_context(unchanged(module))
         stack.enter_context(holes.made(module))
-        stack.enter_context(_copies_as_clones())
+        stack.enter_context(copies_as_clones())
         _enter_transformers(stack, module, inputs, static=dynamic_shapes is None)
         program = _trace(module, args, inputs, dynamic_shapes)
     traced = time.perf_counter()
@@ -132,7 +132,7 @@ def _trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dyn
 
 
 @contextmanager
-def _copies_as_clones() -> Iterator[None]:
+def copies_as_clones() -> Iterator[None]:
     """Lets a model deep-copy its cache while it is traced: torch refuses for tensors without memory."""
 
     def cloned(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
