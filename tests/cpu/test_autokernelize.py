@@ -17,10 +17,12 @@ from html import escape
 from pathlib import Path
 
 import pytest
+import torch
 from planted_model import write_hook, write_library, write_model, write_root
+from torch.fx import Graph
 
 from tilegym_fx.autokernelize import __main__ as command
-from tilegym_fx.autokernelize import charts
+from tilegym_fx.autokernelize import charts, figures
 from tilegym_fx.autokernelize import ledger as book
 from tilegym_fx.autokernelize.ledger import Ledger, Row
 from tilegym_fx.autokernelize.loop import Options, _recover, run
@@ -28,8 +30,11 @@ from tilegym_fx.autokernelize.measuring import Bench, BenchError
 from tilegym_fx.autokernelize.page import page
 from tilegym_fx.autokernelize.preflight import environment
 from tilegym_fx.autokernelize.repository import Repository
+from tilegym_fx.cost import get_device
 from tilegym_fx.errors import UsageError
+from tilegym_fx.inventory import load
 from tilegym_fx.inventory.check import check
+from tilegym_fx.results import Match, PlannedMatch
 
 pytestmark = pytest.mark.xdist_group("autokernelize")  # what it sets up is made once
 slow = pytest.mark.slow
@@ -389,3 +394,18 @@ def test_the_bars_add_up_and_only_what_was_kept_is_in_them() -> None:
     assert "coverage 50.0%" in drawn
     assert "throughput 120" in drawn
     assert charts.bars([]) == "<p>There is no baseline.</p>"
+
+
+def test_an_estimate_charges_for_copies_around_the_kernel(tmp_path: Path) -> None:
+    inventory, device = load(write_library(tmp_path), shipped=False), get_device("h200")
+    x, size = Graph().placeholder("x"), 64 * 384 * 2
+    match = Match("squash", "reference", "exact", {"x": x}, (), ())
+
+    def seconds(value: torch.Tensor) -> float:
+        x.meta["val"] = value
+        return figures.launch_seconds(PlannedMatch(match, "squash", 0.0, 0.0), inventory, device)
+
+    packed = torch.empty(64, 768, dtype=torch.bfloat16, device="meta")[:, ::2]
+    alone = device.launch_seconds + 2 * size / device.bytes_per_second
+    assert seconds(packed.contiguous()) == pytest.approx(alone)
+    assert seconds(packed) == pytest.approx(2 * alone)  # read once and written once more

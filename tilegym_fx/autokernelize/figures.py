@@ -1,7 +1,8 @@
 """Coverage and throughput of a model, estimated; :mod:`.measuring` measures them.
 
 An estimate takes the roofline's time for everything but the kernel under test. That one is charged for the
-launches that its entry point really makes: each costs a start and the bytes of its arrays.
+launches that its entry point really makes, and for the copies around them: each costs a start and the bytes of
+its arrays.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tilegym_fx.cost import Device
 from tilegym_fx.launch import recorded
@@ -69,12 +72,28 @@ def estimated(
 
 
 def launch_seconds(planned: PlannedMatch, inventory: Inventory, device: Device) -> float:
-    """What the launches of a place's kernel cost: a start each, and the bytes of their arrays."""
+    """What a place's entry point costs: for each launch, and each copy before or after it, a start and its bytes."""
     kernel = inventory.entry_point(str(planned.solution))
-    with recorded() as launches:
-        kernel(*(_on_meta(value) for value in planned.match.inputs.values()))
-    moved = sum(a.nbytes for one in launches for a in one.args if isinstance(a, torch.Tensor))
-    return len(launches) * device.launch_seconds + moved / device.bytes_per_second
+    inputs = [_on_meta(value) for value in planned.match.inputs.values()]
+    with recorded() as launches, _Copies() as copies:
+        kernel(*inputs)
+    moved = sum(a.nbytes for one in launches for a in one.args if isinstance(a, torch.Tensor)) + copies.bytes
+    return (len(launches) + copies.count) * device.launch_seconds + moved / device.bytes_per_second
+
+
+class _Copies(TorchDispatchMode):
+    """Counts the operations of torch that write memory, as making an input contiguous does, and their bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and "empty" not in func.name():
+            self.count += 1
+            self.bytes += sum(t.nbytes for t in tree_leaves((args, result)) if isinstance(t, torch.Tensor))
+        return result
 
 
 def _on_meta(value: Any) -> Any:
