@@ -341,6 +341,7 @@ def test_it_gives_up_when_nothing_is_kept() -> None:
     ("arguments", "message"),
     [
         (["llama", "--time-limit", "soon"], "'soon' is no time limit"),
+        (["mine.py::make", "--root", "{root}"], "mine.py::make cannot be measured"),
         (["nowhere.py::make", "--dry-run", "--root", "{root}"], "is in no git repository"),
     ],
 )

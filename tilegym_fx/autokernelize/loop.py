@@ -19,6 +19,7 @@ from .experiment import TURN_FILE, Reply, Request
 from .ledger import Ledger, Row
 from .preflight import environment, require_clean
 from .repository import Repository
+from .subject import is_file
 
 #: Figures that differ by less are the same.
 _SAME = 1e-6
@@ -73,9 +74,14 @@ def run(options: Options, say: Callable[[str], None]) -> Ledger:
         say: Takes a line for each thing that happens.
 
     Raises:
-        UsageError: The tree is not clean, or there is no GPU to measure on.
+        UsageError: The tree is not clean, there is no GPU to measure on, or the model cannot be measured.
         InterruptedRunError: Ctrl-C; the tree is clean.
     """
+    if is_file(options.model) and not options.dry_run:
+        raise UsageError(
+            f"{options.model} cannot be measured: the benchmark takes language models of transformers",
+            advice="Estimate it with --dry-run",
+        )
     found = environment(dry_run=options.dry_run, device=options.device, layers=options.layers)
     repository = Repository(options.root, init=options.init)
     run_book = _opened(options, repository, found)
