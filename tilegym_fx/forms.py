@@ -65,7 +65,7 @@ def find_forms(
     exported, provenance = record(model, (), phase_inputs(model, phase, batch, seq))
     exported = replace(exported, phase=phase)
     graph = _copied(exported.graph_module.graph)  # the record speaks of the exported one
-    outcome = find(graph, inventory, policy, site_of)
+    outcome = find(graph, inventory, policy, site_of, tell_waiting=True)
     written = find(graph, inventory, replace(policy, refuse=_refusal(provenance)), site_of)
     return exported, outcome, Forms(_by_key(written.chosen), _by_key(outcome.chosen))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,16 @@ from .facts import operations_of
 from .match import Matcher
 from .normalize import normalize, pin_layouts
 from .pattern import FormPatterns, Pattern, form_patterns, merged
-from .plan import Policy, considered, plan, verified
+from .plan import Policy, considered, plan, verified, waiting
 from .results import Plan, PlannedMatch, Rejection, Site
 
 if TYPE_CHECKING:
     from .inventory import Inventory
 
 log = logging.getLogger("tilegym_fx")
+#: Share of the time that must be left over for unverified Definitions to be looked for.
+_WORTH_TELLING = 0.01
+_UNVERIFIED = "it fits, but is unverified: it is used where only= (--only) names it"
 _memory: WeakKeyDictionary[Inventory, _Memory] = WeakKeyDictionary()
 
 
@@ -137,6 +140,7 @@ def find(
     site_of: Callable[[Node], Site],
     *,
     keep_layouts: bool = False,
+    tell_waiting: bool = False,
 ) -> Outcome:
     """Normalise the graph in place, match every Pattern, and plan. Nothing is rewritten.
 
@@ -146,6 +150,7 @@ def find(
         policy: Device, ``only`` and ``skip``.
         site_of: Where in the model's source a node comes from.
         keep_layouts: The graph is going to run: what its caller sees contiguous must stay so.
+        tell_waiting: Reject, with that reason, where an unverified Definition would take what is left over.
     """
     nodes = sum(n.op == "call_function" for n in graph.nodes)
     seconds: dict[str, float] = {}
@@ -160,6 +165,12 @@ def find(
         chosen = plan(graph, matches, misses, inventory, policy)
         free = replace(policy, refuse=None)
         anywhere = plan(graph, matches, (), inventory, free).chosen if policy.refuse is not None else None
+    uncovered = tuple(_uncovered(graph, chosen, policy.device))
+    covered = sum(p.seconds_after for p in chosen.chosen)
+    left = sum(seconds for _, seconds in uncovered)
+    if tell_waiting and policy.only is None and left > _WORTH_TELLING * (covered + left):
+        told = _waiting(graph, inventory, {node for node, _ in uncovered}, site_of)
+        chosen = Plan(chosen.chosen, (*chosen.rejections, *told))
     log.info(
         "%d nodes, %d matches, %d chosen, %d rejected",
         nodes,
@@ -167,14 +178,16 @@ def find(
         len(chosen.chosen),
         len(chosen.rejections),
     )
-    return Outcome(
-        chosen,
-        nodes,
-        seconds,
-        sum(p.seconds_after for p in chosen.chosen),
-        tuple(_uncovered(graph, chosen, policy.device)),
-        anywhere,
-    )
+    return Outcome(chosen, nodes, seconds, covered, uncovered, anywhere)
+
+
+def _waiting(
+    graph: Graph, inventory: Inventory, left: Set[Node], site_of: Callable[[Node], Site]
+) -> Iterator[Rejection]:
+    matches, _ = matcher_for(inventory, waiting(inventory), operations_of(graph)).match(graph, site_of)
+    for m in matches:
+        if not left.isdisjoint(m.nodes):
+            yield Rejection(m.definition, m.spelling, lambda: _UNVERIFIED, m.nodes, len(m.nodes), m.site)
 
 
 def _uncovered(graph: Graph, chosen: Plan, device: Device) -> Iterator[tuple[Node, float]]:

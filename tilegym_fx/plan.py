@@ -58,6 +58,11 @@ def verified(inventory: Inventory) -> frozenset[str]:
     return frozenset(name for name, d in inventory.definitions.items() if _UNPROVEN.isdisjoint(d.tags))
 
 
+def waiting(inventory: Inventory) -> frozenset[str]:
+    """The Definitions whose kernels have yet to pass on a GPU, drafts left out."""
+    return frozenset(name for name, d in inventory.definitions.items() if "status:unverified" in d.tags)
+
+
 def considered(inventory: Inventory, policy: Policy) -> frozenset[str]:
     """The Definitions to look for: those that the user names, else the verified ones."""
     return verified(inventory) if policy.only is None else frozenset(policy.only)

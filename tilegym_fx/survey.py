@@ -183,7 +183,7 @@ def _survey_phase(
         exported = export_phase(model, phase, batch, seq)
     except ExportError as error:
         return PhaseSurvey(phase, error=str(error))
-    outcome = find(exported.graph_module.graph, inventory, policy, site_of)
+    outcome = find(exported.graph_module.graph, inventory, policy, site_of, tell_waiting=True)
     return summarize(phase, exported, outcome, inventory=inventory)
 
 

@@ -76,6 +76,16 @@ class TestDefinitions:
         assert {r.definition for r in found(inventory=own).rejections} == set()
         assert {r.definition for r in found(inventory=own, only=("silu_mul",)).rejections} == {"silu_mul"}
 
+    @pytest.mark.parametrize("tell", [True, False])
+    def test_where_an_unverified_one_would_fit_is_told_on_request(self, tmp_path: Path, tell: bool) -> None:
+        tags = [t for t in INVENTORY.definitions["silu_mul"].tags if not t.startswith("status:")]
+        own = copied(tmp_path, "silu_mul", "linear", tags=[*tags, "status:unverified"])
+        graph = capture(gate, [rand(5, 64), rand(5, 64, seed=1)]).graph
+        outcome = find(graph, own, Policy(H200), lambda node: Site(node.name), tell_waiting=tell)
+        reasons = [(r.definition, r.reason.split(":")[0]) for r in outcome.rejections]
+        assert reasons == ([("silu_mul", "it fits, but is unverified")] if tell else [])
+        assert outcome.chosen == ()
+
     def test_one_without_a_solution_is_rejected_with_that_reason(self, tmp_path: Path) -> None:
         (rejection,) = found(inventory=copied(tmp_path, "silu_mul"), only=("silu_mul",)).rejections
         assert rejection.reason == "the inventory has no Solution for it"
