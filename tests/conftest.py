@@ -10,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TILEGYM_FX_CHECK", "1")
 
 GOLDEN = Path(__file__).parent / "golden"
+#: `--hypothesis-profile thorough`: for the tests that go by the profile, ten times as many cases, others each time.
+settings.register_profile("thorough", max_examples=2000)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

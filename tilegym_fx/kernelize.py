@@ -108,11 +108,24 @@ def plan_source_form(model: nn.Module, *, inputs: Any = None, only: Collection[s
         MatchError: If an option names no Definition.
     """
     started = time.perf_counter()
+    _require_weights(model)
     policy = Policy(device or device_of(_first_device(model)), only, skip)
     planner = Planner(model, inventory or load(), policy)
     planner.capture_calls(inputs)
     made = planner.emitter.result()
     return made, Report.of(model, made, planner.outcomes, planner.problems, time.perf_counter() - started)
+
+
+def _require_weights(model: nn.Module) -> None:
+    """Weights that accelerate brings in for each call are not there when a method reads them by itself."""
+    for path, module in model.named_modules():
+        hook: Any = getattr(module, "_hf_hook", None)
+        if any(getattr(part, "offload", False) for part in getattr(hook, "hooks", (hook,))):
+            where = f"{path or '<root>'} ({type(module).__name__})"
+            raise ExportError(
+                f"{where} has hooks that bring in its weights for each call",
+                advice="Load the model with all its weights in memory",
+            )
 
 
 @dataclass
