@@ -191,6 +191,19 @@ def test_the_vocabulary_is_right(body: str, outputs: str, inputs: dict[str, str]
     assert finds(inventory, "made")
 
 
+@pytest.mark.parametrize(("width", "chunk"), [(768, 256), (3584, 512), (2880, 2048), (720, 1024), (4096, 2048)])
+def test_columns_are_cut_so_that_no_tile_is_ragged_where_that_is_possible(
+    width: int, chunk: int, tmp_path: Path
+) -> None:
+    inventory = put(tmp_path, made("return torch.sigmoid(x) * y", x="N H", y="N 1"))
+    with recorded() as launches:
+        shapes = ((64, width), (64, 1))
+        inventory.entry_point("made")(*(torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes))
+    assert launches[0].args[-2] == chunk
+    inputs = random_inputs(inventory.definitions["made"], {"N": 9, "H": width})
+    assert difference(inventory.reference("made"), inventory.entry_point("made"), inputs) == []
+
+
 def test_strided_inputs_are_read_where_they_are(tmp_path: Path) -> None:
     inventory = put(tmp_path, made("return torch.tanh(x) * y", x="N H", y="N H"))
     packed = torch.randn(5, 96)
