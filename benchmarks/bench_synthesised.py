@@ -46,6 +46,8 @@ REAL_SIZES = HERE / "synthesised_regions.json"
 SIZES = {
     "B": 1, "S": 2048, "N": 2048, "H": 4096, "I": 4096, "K": 4096, "M": 4096, "D": 128, "R": 64, "T": 2048, "L": 2048,
 }  # fmt: skip
+#: Of the time for everything; what is not prepared by then is left out.
+_SHARE_FOR_TIMING = 0.25
 #: Rows of results that are compared, from the top and from the bottom.
 _ROWS = 256
 _ROW = "{name:<52} {ours:>10} {compiled:>10} {ratio:>8}  {note}"
@@ -91,24 +93,33 @@ def timed_together(files: Sequence[Path], jobs: int, until: float) -> Iterator[R
         worker.start()
     try:
         ready: list[int] = []
-        while len(ready) < jobs and (message := next_answer(answers, until)) is not None:
+        prepared_by = until - _SHARE_FOR_TIMING * (until - time.monotonic())
+        while any(worker.is_alive() for i, worker in enumerate(workers) if i not in ready):
+            if (message := next_answer(answers, prepared_by)) is None and time.monotonic() >= prepared_by:
+                break
             if isinstance(message, dict):
                 yield message
-            else:
+            elif message is not None:
                 ready.append(message)
+        for i, worker in enumerate(workers):
+            if i not in ready:
+                worker.kill()  # or it would use the GPU while others are timed
         for number in ready:
             turns[number].set()
-            while isinstance(message := next_answer(answers, until), dict):
-                yield message
+            while (message := next_answer(answers, until)) != number:
+                if isinstance(message, dict):
+                    yield message
+                elif message is None and (time.monotonic() >= until or not workers[number].is_alive()):
+                    break
     finally:
         for worker in workers:
             worker.kill()
 
 
 def next_answer(answers: Any, until: float) -> Any:
-    """What some worker says: a row, or its number when it is ready or done; None when time is up."""
+    """What some worker says within a second: a row, or its number when it is ready or done; else None."""
     try:
-        return answers.get(timeout=max(0.0, until - time.monotonic()))
+        return answers.get(timeout=max(0.0, min(1.0, until - time.monotonic())))
     except queue.Empty:
         return None
 
