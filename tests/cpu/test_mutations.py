@@ -1,7 +1,8 @@
 """Every reference with one thing changed: whatever the pass still takes over computes what the changed code does.
 
 A change is another operation, operands exchanged, another number, flag or dimension, or another value of the same
-shape in the place of an operand.
+shape in the place of an operand. Then the same for references unchanged, with a write in place or another reader
+put in anywhere.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tilegym_fx.rewrite import rewrite
 
 aten = torch.ops.aten
 Change = Callable[[Node], None]
-PER_DEFINITION = 8
+PER_DEFINITION = 5
 #: Operation -> one that is easily taken for it.
 ALIKE: dict[Any, Any] = {
     aten.silu.default: aten.sigmoid.default,
@@ -101,16 +102,16 @@ def changed(original: GraphModule, position: int, change: Change) -> GraphModule
 
 
 def runs(code: Callable[..., Any], tensors: list[torch.Tensor]) -> tuple[GraphModule, list[Any]] | None:
-    """The code captured, and its results; None where it makes no sense."""
+    """The code captured; its results, and the inputs as it leaves them; None where it makes no sense."""
     try:
-        results = _pytree.tree_leaves(code(*[t.clone() for t in tensors]))
-        return capture(code, tensors), results
+        given = [t.clone() for t in tensors]
+        return capture(code, tensors), [*_pytree.tree_leaves(code(*given)), *given]
     except (RuntimeError, IndexError, TypeError, ValueError):
         return None
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_taken_over_computes_the_same(name: str) -> None:
+def captured(name: str) -> tuple[GraphModule, list[torch.Tensor]]:
+    """A reference at random inputs, and its tensor inputs."""
     definition, reference = INVENTORY.definitions[name], INVENTORY.reference(name)
     inputs = random_inputs(definition, dtype=FP32)
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
@@ -119,19 +120,60 @@ def test_what_is_taken_over_computes_the_same(name: str) -> None:
         given = iter(values)
         return reference(**{k: next(given) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()})
 
-    original = capture(code, tensors)
+    return capture(code, tensors), tensors
+
+
+def assert_pass_keeps_numbers(code: Callable[..., Any], tensors: list[torch.Tensor]) -> None:
+    """Results, and inputs that are written in place, are those of the code; nothing is said of what cannot run."""
+    ran = runs(code, tensors)
+    if ran is None:
+        return
+    module, wanted = ran
+    outcome = find_in(module)
+    rewrite(module.graph, outcome.plan)
+    module.recompile()
+    given = [t.clone() for t in tensors]
+    found = [*_pytree.tree_leaves(module(*given)), *given]
+    taken = [p.match.definition for p in outcome.chosen]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4, equal_nan=True, msg=lambda m: f"{taken}: {m}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_thing_changed(name: str) -> None:
+    original, tensors = captured(name)
     every = [(i, c) for i, n in enumerate(original.graph.nodes) if n.op == "call_function" for c in changes(n)]
-    picked = random.Random(name).sample(every, min(PER_DEFINITION, len(every)))
-    for position, change in picked:
-        ran = runs(changed(original, position, change), tensors)
-        if ran is None:
-            continue
-        module, wanted = ran
-        outcome = find_in(module)
-        rewrite(module.graph, outcome.plan)
+    for position, change in random.Random(name).sample(every, min(PER_DEFINITION, len(every))):
+        assert_pass_keeps_numbers(changed(original, position, change), tensors)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_write_or_a_reader_put_in(name: str) -> None:
+    original, tensors = captured(name)
+    chance = random.Random(name)
+    for put_in in (_doubled, _cleared, _read_too):
+        module = copy.deepcopy(original)
+        nodes = [node for node in module.graph.nodes if node.op != "output"]
+        floating = [n for n in nodes if isinstance(v := n.meta.get("val"), torch.Tensor) and v.is_floating_point()]
+        value = chance.choice(floating)
+        with module.graph.inserting_after(chance.choice(nodes[nodes.index(value) :])):
+            put_in(module, value)
         module.recompile()
-        found = _pytree.tree_leaves(module(*[t.clone() for t in tensors]))
-        taken = [p.match.definition for p in outcome.chosen]
-        torch.testing.assert_close(
-            found, wanted, rtol=1e-4, atol=1e-4, equal_nan=True, msg=lambda m, t=taken: f"{t}: {m}"
-        )
+        assert_pass_keeps_numbers(module, tensors)
+
+
+def _doubled(module: GraphModule, value: Node) -> None:
+    module.graph.call_function(aten.mul_.Tensor, (value, 2.0))
+
+
+def _cleared(module: GraphModule, value: Node) -> None:
+    """Some of it, through a view."""
+    view = module.graph.call_function(aten.slice.Tensor, (value, -1, 0, 3))
+    with module.graph.inserting_after(view):
+        module.graph.call_function(aten.zero_.default, (view,))
+
+
+def _read_too(module: GraphModule, value: Node) -> None:
+    reader = module.graph.call_function(aten.tanh.default, (value,))
+    output = next(iter(reversed(module.graph.nodes)))
+    results = output.args[0]
+    output.args = ((*(results if isinstance(results, list | tuple) else (results,)), reader),)
