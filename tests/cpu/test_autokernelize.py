@@ -22,7 +22,7 @@ from planted_model import write_hook, write_library, write_model, write_root
 from torch.fx import Graph
 
 from tilegym_fx.autokernelize import __main__ as command
-from tilegym_fx.autokernelize import charts, figures
+from tilegym_fx.autokernelize import charts, experiment, figures, writing
 from tilegym_fx.autokernelize import ledger as book
 from tilegym_fx.autokernelize.ledger import Ledger, Row
 from tilegym_fx.autokernelize.loop import Options, _recover, run
@@ -30,6 +30,7 @@ from tilegym_fx.autokernelize.measuring import Bench, BenchError
 from tilegym_fx.autokernelize.page import page
 from tilegym_fx.autokernelize.preflight import environment
 from tilegym_fx.autokernelize.repository import Repository
+from tilegym_fx.candidates import Candidate
 from tilegym_fx.cost import get_device
 from tilegym_fx.errors import UsageError
 from tilegym_fx.inventory import load
@@ -410,3 +411,21 @@ def test_an_estimate_charges_for_copies_around_the_kernel(tmp_path: Path) -> Non
     alone = device.launch_seconds + 2 * size / device.bytes_per_second
     assert seconds(packed.contiguous()) == pytest.approx(alone)
     assert seconds(packed) == pytest.approx(2 * alone)  # read once and written once more
+
+
+def test_a_definition_that_waits_for_a_gpu_is_verified_by_an_experiment_and_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "_device", lambda request: get_device("h200"))
+    root = write_root(made(tmp_path / "root"))
+    record = root / "definitions" / "silu_mul.json"
+    record.write_text(record.read_text().replace("status:verified", "status:unverified"))
+    request = experiment.Request("any", str(root), str(tmp_path / "folder"))
+    candidate = Candidate("exact", "silu_mul", "silu_mul")
+    waiting = load(root, shipped=False)
+    assert experiment.Experiment(request)._can_promote(candidate, waiting)
+    assert not experiment.Experiment(replace(request, dry_run=True))._can_promote(candidate, waiting)
+    writing.mark_verified(writing.promote(candidate, waiting, root.resolve()))
+    assert "status:verified" in load(root, shipped=False).definitions["silu_mul"].tags
+    assert not experiment.Experiment(request)._can_promote(candidate, load(root, shipped=False))
+    assert Repository(root).changed_tracked() == []  # verified is what it was before
