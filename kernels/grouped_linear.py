@@ -2,7 +2,7 @@
 
     out[r] = weight[e] x[r] for the rows r of expert e, which stand together: ends[e - 1] <= r < ends[e]
 
-Matrices are stored [out, in], or [in, out] where IN_FIRST. A grid cannot depend on how many rows an expert has, so
+Matrices are stored [out, in] where OUT_FIRST, else [in, out]. A grid cannot depend on how many rows an expert has, so
 there are N / ROWS + E blocks along N rows, and each finds its expert and rows from `ends`; those that find none end at
 once. Rows from ends[-1] on belong to no expert and are not written. Sums are in float32.
 """
@@ -60,11 +60,6 @@ def grouped_linear(input: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor
         [rows, out], contiguous; rows from the last of `ends` on hold anything.
     """
     return _grouped(input, weight, ends, weight.shape[1], True)
-
-
-def grouped_linear_in_first(input: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """`grouped_linear` with matrices stored [experts, in, out]."""
-    return _grouped(input, weight, ends, weight.shape[2], False)
 
 
 def batched_linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

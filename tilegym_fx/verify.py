@@ -101,13 +101,13 @@ def _run_steps(
         masked = {} if kept is None else {"attention_mask": kept}
         try:
             result = model(input_ids=tokens, use_cache=True, **masked, **cache)
+            logits = result.logits if kept is None else result.logits[kept[:, -tokens.shape[1] :].bool()]
         except torch.OutOfMemoryError:
             raise
         except MODEL_ERRORS:
             if mask is None and not step:
                 raise
             break
-        logits = result.logits if kept is None else result.logits[kept[:, -tokens.shape[1] :].bool()]
         outputs[f"decode {step}" if step else "prefill"] = [logits.cpu().double()]
         found = cache_of(model, result)
         if found is None:

@@ -75,19 +75,17 @@ def test_guard_the_gate_is_one_row() -> None:
 
 
 ENDS = torch.tensor([3, 3, 8], dtype=torch.int32)
-grouped = partial(check_pass, only=("grouped_linear", "grouped_linear_in_first"))
+grouped = partial(check_pass, only=("grouped_linear",))
 
 
-def test_grouped_linears_of_both_layouts() -> None:
-    rows, weight = rand(8, 16), rand(3, 24, 16)
-    grouped(
-        lambda x, w, ends: torch._grouped_mm(x, w.transpose(-2, -1), offs=ends), [rows, weight, ENDS],
-        {"grouped_linear": 1},
-    )  # fmt: skip
-    grouped(
-        lambda x, w, ends: torch._grouped_mm(x, w, offs=ends), [rows, rand(3, 16, 24), ENDS],
-        {"grouped_linear_in_first": 1},
-    )  # fmt: skip
+def test_grouped_linears() -> None:
+    code = lambda x, w, ends: torch._grouped_mm(x, w.transpose(-2, -1), offs=ends)  # noqa: E731
+    grouped(code, [rand(8, 16), rand(3, 24, 16), ENDS], {"grouped_linear": 1})
+
+
+def test_near_miss_matrices_stored_input_first() -> None:
+    code = lambda x, w, ends: torch._grouped_mm(x, w, offs=ends)  # noqa: E731
+    grouped(code, [rand(8, 16), rand(3, 16, 24), ENDS], {}, left=None)
 
 
 def test_near_miss_matrices_for_batches_of_rows() -> None:

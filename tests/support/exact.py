@@ -345,10 +345,10 @@ def _layer_norm_no_bias(r: Rounding, name: str, hidden_states: Any, weight: Any,
     return (_layer(r, hidden_states, weight, torch.zeros_like(weight), eps, 0.0),)
 
 
-@exact("grouped_linear", "grouped_linear_in_first")
+@exact("grouped_linear")
 def _grouped_linear(r: Rounding, name: str, input: Any, weight: Any, ends: Any) -> Any:
     expert = torch.searchsorted(ends.long(), torch.arange(input.shape[0]), right=True)
-    matrices = weight[expert] if name == "grouped_linear" else weight[expert].transpose(-1, -2)
+    matrices = weight[expert]
     value = (matrices @ input[:, :, None])[..., 0]
     size = (matrices.abs() @ input.abs()[:, :, None])[..., 0]
     return ((value, r.relative * value.abs() + (input.shape[1] + 2) * ROUNDED32 * size + r.step + FLOOR32),)
