@@ -35,6 +35,10 @@ def _lines(rows: Sequence[Row], versions: Mapping[str, str]) -> Iterator[str]:
     yield "rounding of bfloat16. All Definitions with a kernel are considered here, also those that `kernelize` takes"
     yield "only when they are named, because their kernels have yet to run on a GPU."
     yield ""
+    earlier = sum(row.applied > 0 and not row.definitions for row in rows)
+    if earlier:
+        yield f"{earlier} rows are of an earlier run with fewer Definitions: what they count is a lower bound."
+        yield ""
     yield from _table(("", "count", "aim"), [_summed(name, value) for name, value in summary(rows).items()])
     yield ""
     yield "## By category"
