@@ -7,11 +7,12 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+#: Public name -> the module it comes from, whose own name must be another one: an import sets it on the package.
 _HOME = {
-    "kernelize": "kernelize",
-    "kernelized": "kernelize",
-    "report": "kernelize",
-    "restore": "kernelize",
+    "kernelize": "live",
+    "kernelized": "live",
+    "report": "live",
+    "restore": "live",
     "last_report": "reports",
     "recent_reports": "reports",
     "ops": None,

@@ -18,7 +18,7 @@ from .draft import write_drafts
 from .errors import MatchError, TilegymFxError, UsageError
 from .folder_form import emitted_path, write_folder
 from .inventory import Inventory, load
-from .kernelize import plan_source_form
+from .live import plan_source_form
 from .plan import Policy
 from .render import print_explanation, print_survey
 from .survey import PHASES, Survey, as_json, survey, versions

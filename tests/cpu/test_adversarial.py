@@ -18,7 +18,7 @@ from torch import nn
 from tilegym_fx.apply import is_applied
 from tilegym_fx.emit.conditions import is_expression
 from tilegym_fx.emit.render import Renderer
-from tilegym_fx.kernelize import kernelize, report, restore
+from tilegym_fx.live import kernelize, report, restore
 
 Variant = dict[str, Any]
 

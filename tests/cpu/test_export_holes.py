@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-import tilegym_fx.kernelize as door
+import tilegym_fx.live as door
 from tilegym_fx.errors import ExportError
 from tilegym_fx.export import ExportedGraph, build, export_module, export_phase
 

@@ -25,7 +25,7 @@ from random_modules import WIDTH, module_of, sources
 from torch import nn
 
 from tilegym_fx.apply import is_applied
-from tilegym_fx.kernelize import kernelize, report, restore
+from tilegym_fx.live import kernelize, report, restore
 from tilegym_fx.rewrite import rewrite
 
 CASES = max(200, settings.default.max_examples)

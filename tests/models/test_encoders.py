@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from tilegym_fx import scan
-from tilegym_fx.kernelize import kernelize, report, restore
+from tilegym_fx.live import kernelize, report, restore
 
 WIDTH, LAYERS, VOCABULARY = 64, 2, 96
 BERT = BertConfig(

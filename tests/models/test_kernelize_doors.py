@@ -16,7 +16,7 @@ from parts import parts
 from small_models import small
 from torch import nn
 
-from tilegym_fx.kernelize import kernelize, report, restore
+from tilegym_fx.live import kernelize, report, restore
 from tilegym_fx.reports import recent_reports
 
 NAMES = ("meta-llama/Llama-3.2-1B", "openai-community/gpt2")

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tilegym_fx.apply import is_applied
-from tilegym_fx.kernelize import kernelize, report, restore
+from tilegym_fx.live import kernelize, report, restore
 
 LLAMA = "meta-llama/Llama-3.2-1B"
 IDS = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(4))

@@ -10,7 +10,7 @@ from torch import nn
 from tilegym_fx.apply import is_applied
 from tilegym_fx.breadth.judge import usable
 from tilegym_fx.inventory import load
-from tilegym_fx.kernelize import kernelize, report
+from tilegym_fx.live import kernelize, report
 
 TOKENS = 64
 PROMPT = "The three most important inventions of the nineteenth century, and why they mattered:"

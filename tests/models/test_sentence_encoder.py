@@ -11,7 +11,7 @@ from parts import PLAIN
 from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
-from tilegym_fx.kernelize import kernelize, report, restore
+from tilegym_fx.live import kernelize, report, restore
 
 SENTENCES = [
     "A cat sleeps on the warm sofa.",

@@ -50,7 +50,7 @@ def patch_process(variant: Variant, model_type: str) -> None:
 def patch_model(variant: Variant, model: nn.Module) -> None:
     """Put our kernels into the model, where that is what the variant means."""
     if variant.patch == "kernelize":
-        from tilegym_fx.kernelize import kernelize
+        from tilegym_fx.live import kernelize
 
         kernelize(model, strict=True, verify=False)  # the worker judges what it times
 

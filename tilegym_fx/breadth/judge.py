@@ -18,10 +18,10 @@ from ..cost import Device, get_device, node_seconds
 from ..errors import ExportError, TilegymFxError, VerifyError
 from ..export import MODEL_ERRORS, build, describe, export_phase, site_of
 from ..inventory import Inventory
-from ..kernelize import kernelize, report, restore
+from ..live import kernelize, report, restore
+from ..live_report import Report
 from ..pipeline import Outcome, find
 from ..plan import Policy
-from ..report import Report
 from ..survey import PHASES, op_name
 from . import sites
 from .configs import Trial, realistic_trial, tiny_trial

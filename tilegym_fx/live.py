@@ -32,10 +32,10 @@ from .export import MODEL_ERRORS, cache_of, caches, phase_inputs, site_of
 from .export.trace import copies_as_clones, describe, unchanged
 from .folder_form import emitted_path
 from .inventory import Inventory, load
+from .live_report import Report
 from .pipeline import Outcome, find
 from .plan import Policy
 from .provenance import Provenance, record
-from .report import Report
 from .results import Phase
 
 Model = TypeVar("Model", bound=nn.Module)
