@@ -11,7 +11,7 @@ import torch
 from inventory_roots import definition, solution, write_json, write_repository
 
 from tilegym_fx.errors import InventoryError, KernelError, SettingsError, UnknownNameError
-from tilegym_fx.inventory import load, shipped_root
+from tilegym_fx.inventory import load, shipped_root, store
 
 PATTERN = '''"""A pattern."""
 from tilegym_fx.spelling import guard, spelling
@@ -37,6 +37,24 @@ def test_the_shipped_inventory_is_read_once() -> None:
         "linear",
     } <= inventory.definitions.keys()
     assert (shipped_root() / "definitions").is_dir()
+
+
+def test_a_record_that_is_added_changed_or_removed_is_seen_by_the_next_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_repository(tmp_path)
+    monkeypatch.setattr(store, "shipped_root", lambda: root)
+    before = load()
+    write_json(root / "definitions" / "alone.json", definition("alone"))
+    added = load()
+    assert "alone" not in before.definitions
+    assert "alone" in added.definitions
+    (root / "README.md").write_text("no record")
+    assert load() is added
+    write_json(root / "definitions" / "alone.json", {**definition("alone"), "description": "another"})
+    assert load().definitions["alone"].description == "another"
+    (root / "definitions" / "alone.json").unlink()
+    assert "alone" not in load().definitions
 
 
 def test_a_reference_runs_and_its_source_can_be_looked_at(tmp_path: Path) -> None:

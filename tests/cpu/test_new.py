@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
+from tilegym_fx.inventory import store
 from tilegym_fx.inventory.check import check
 from tilegym_fx.new import __main__ as command
 from tilegym_fx.new import scaffold, steps
@@ -46,6 +48,40 @@ def test_a_scaffold_is_green_at_every_step(tmp_path: Path, capsys: pytest.Captur
     states = {line.split()[1]: line.split()[2] for line in lines if line.strip()[:1].isdigit()}
     assert states == dict.fromkeys(TITLES, "ok")
     assert sum(line.startswith("wrote ") for line in lines) == 6
+    undo = next(line for line in lines if line.startswith("undo: "))
+    subprocess.run(undo.removeprefix("undo: "), shell=True, check=True)
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and "__pycache__" not in path.parts] == []
+
+
+def test_a_file_that_is_changed_and_not_new_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(steps, "_STEPS", ())
+    exact = scaffold.exact_file(tmp_path)
+    exact.parent.mkdir(parents=True)
+    exact.write_text("EXACT = {}\n")
+    assert command.main(["one_op", "--op-type", "activation", "--root", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "changed tests/support/exact.py" in said
+    assert "take one_op out of tests/support/exact.py" in said
+    assert "one_op" in exact.read_text()
+
+
+def test_the_shipped_inventory_has_what_was_written_after_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a clone: ``--like`` reads the inventory first, then the new files are in it."""
+    for folder in ("definitions", "solutions"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(ROOT / folder / "rms_norm.json", tmp_path / folder)
+    shutil.copytree(ROOT / "kernels", tmp_path / "kernels")
+    shutil.copytree(ROOT / "patterns", tmp_path / "patterns")
+    for module in (store, scaffold, command):
+        monkeypatch.setattr(module, "shipped_root", lambda: tmp_path)
+    monkeypatch.setattr(steps, "_STEPS", tuple(s for s in steps._STEPS if s[0] in ("interface", "registration")))
+    assert command.main(["wide_norm", "--op-type", "rmsnorm", "--like", "rms_norm"]) == 0
+    states = [line.split()[2] for line in capsys.readouterr().out.splitlines() if line.strip()[:1].isdigit()]
+    assert states == ["ok", "ok"]
 
 
 @pytest.mark.parametrize("like", [None, "add_rms_norm", "silu_mul_packed", "gqa_attention_masked", "rotary_embedding"])

@@ -120,7 +120,7 @@ def adapt(
     parts = scaffold.Parts(
         dict(record), kernel, candidate.adapter.sentence(), dtypes, guards=guards_of(draft, rank_free=False)
     )
-    return Files(draft.name, tuple(scaffold.write(draft.name, parts, root)), f"compatible: {candidate.why}")
+    return Files(draft.name, scaffold.write(draft.name, parts, root).new, f"compatible: {candidate.why}")
 
 
 def synthesise(draft: Definition, record: Mapping[str, Any], root: Path) -> Files:
@@ -131,7 +131,7 @@ def synthesise(draft: Definition, record: Mapping[str, Any], root: Path) -> File
     """
     written = write_kernel(draft, draft.name)
     parts = scaffold.Parts(dict(record), written.kernel, written.how, written.dtypes, guards=written.guards)
-    return Files(draft.name, tuple(scaffold.write(draft.name, parts, root)), "synthesised")
+    return Files(draft.name, scaffold.write(draft.name, parts, root).new, "synthesised")
 
 
 def ask_hook(hook: str, draft: Definition, record: Mapping[str, Any], why: str, folder: Path, root: Path) -> Files:
@@ -170,7 +170,7 @@ def ask_hook(hook: str, draft: Definition, record: Mapping[str, Any], why: str, 
     parts = scaffold.Parts(
         dict(record), kernel.read_text(encoding="utf-8"), "Written by a hook.", dtypes, guards=guards
     )
-    return Files(draft.name, tuple(scaffold.write(draft.name, parts, root)), "written by the hook")
+    return Files(draft.name, scaffold.write(draft.name, parts, root).new, "written by the hook")
 
 
 def mark_verified(files: Files) -> None:

@@ -14,7 +14,7 @@ from tilegym_fx import settings
 from tilegym_fx.errors import InventoryError, KernelError, UnknownNameError
 from tilegym_fx.inventory.code import load_file, reference_function
 from tilegym_fx.inventory.collect import Collection, Entry, RecordT, collect
-from tilegym_fx.inventory.layout import Root, shipped_root
+from tilegym_fx.inventory.layout import Root, detect, shipped_root
 from tilegym_fx.inventory.read import shown
 from tilegym_fx.schema import Definition, Solution
 
@@ -168,7 +168,8 @@ def load(*roots: Path | str, shipped: bool = True) -> Inventory:
 
     Args:
         *roots: Extra roots to read. They are code: name only what you trust.
-        shipped: Read the inventory of this package too, and the roots in ``TILEGYM_FX_INVENTORY``.
+        shipped: Read the inventory of this package too, and the roots in ``TILEGYM_FX_INVENTORY``. Without other
+            roots it is the same object until a record is added, changed or removed.
 
     Raises:
         InventoryError: With every fault that makes a record unusable. House rules and what references compute
@@ -178,12 +179,20 @@ def load(*roots: Path | str, shipped: bool = True) -> Inventory:
     if not shipped:
         return _load(extra)
     extra = (*settings.inventory_roots(), *extra)
-    return _load((shipped_root(), *extra)) if extra else _load_shipped()
+    return _load((shipped_root(), *extra)) if extra else _load_shipped(_state_of(shipped_root()))
 
 
-@functools.cache
-def _load_shipped() -> Inventory:
+@functools.lru_cache(maxsize=1)
+def _load_shipped(state: tuple[tuple[str, int, int], ...]) -> Inventory:
+    """The shipped inventory, read again once its records are in another state: ``new`` writes records there."""
     return _load((shipped_root(),))
+
+
+def _state_of(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, time and size of every record below a root."""
+    root = detect(path)
+    stats = [(str(file), file.stat()) for file in (*root.definition_files(), *root.solution_files())]
+    return tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats)
 
 
 def _load(paths: Sequence[Path]) -> Inventory:

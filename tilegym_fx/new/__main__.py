@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tilegym_fx.errors import TilegymFxError, UsageError
+from tilegym_fx.inventory import shipped_root
 
 from . import scaffold
 from .steps import look
@@ -49,9 +51,14 @@ def _new(args: argparse.Namespace) -> int:
     if not args.name or not args.op_type:
         raise UsageError("a new kernel needs NAME and --op-type")
     parts = _parts(args, root)
-    for path in scaffold.write(args.name, parts, root):
+    written = scaffold.write(args.name, parts, root)
+    for path in written.new:
         print(f"wrote {path.relative_to(root)}")
-    return _print_steps(args.name, root)
+    for path in written.changed:
+        print(f"changed {path.relative_to(root)}: the float64 evaluation of {args.name} is at its end", flush=True)
+    status = _print_steps(args.name, root)
+    print(_ways_on(args.name, written, root))
+    return status
 
 
 def _parts(args: argparse.Namespace, root: Path) -> scaffold.Parts:
@@ -64,13 +71,27 @@ def _parts(args: argparse.Namespace, root: Path) -> scaffold.Parts:
     return scaffold.from_nothing(args.name, args.op_type)
 
 
+def _ways_on(name: str, written: scaffold.Written, root: Path) -> str:
+    """What to do with new files, and how to be rid of them."""
+    where = "" if root == shipped_root() else f" --root {shlex.quote(str(root))}"
+    new = " ".join(shlex.quote(path.relative_to(root).as_posix()) for path in written.new)
+    lines = [
+        "next: make the reference and its spellings yours, then the kernel, then its test and benchmark, until",
+        f"      `python -m tilegym_fx.new --status {name}{where}` says ok everywhere (docs/kernel_loop.md)",
+        f"undo: cd {shlex.quote(str(root))} && rm {new}",
+    ]
+    for path in written.changed:
+        shown = path.relative_to(root).as_posix()
+        lines.append(f"      and take {name} out of {shown} (git checkout {shown}, if nothing else has changed there)")
+    return "\n".join(lines)
+
+
 def _print_steps(name: str, root: Path) -> int:
     print(f"{name} in {root}")
     faults = 0
     for number, step in enumerate(look(name, root), 1):
         faults += step.state == "FAULT"
         print(f"  {number} {step.title:<15} {step.state:<8} {step.text}", flush=True)
-    print(f"again: python -m tilegym_fx.new --status {name}")
     return EXIT_FAULT if faults else EXIT_OK
 
 

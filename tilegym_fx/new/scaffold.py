@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilegym_fx.errors import InventoryError, KernelError, UsageError
 from tilegym_fx.inventory import Inventory, load, shipped_root
@@ -61,6 +61,11 @@ def files_of(name: str, root: Path) -> dict[str, Path]:
         "test": root / "tests" / "patterns" / f"test_{name}.py",
         "benchmark": root / "benchmarks" / f"bench_{name}.py",
     }
+
+
+def exact_file(root: Path) -> Path:
+    """Where this repository's tests evaluate every Definition in float64."""
+    return root / "tests" / "support" / "exact.py"
 
 
 def default_root() -> Path:
@@ -154,7 +159,19 @@ def from_draft(name: str, op_type: str, file: Path, writer: Writer) -> Parts:
     return Parts(record, written.kernel, written.how, written.dtypes, guards=written.guards)
 
 
-def write(name: str, parts: Parts, root: Path) -> list[Path]:
+class Written(NamedTuple):
+    """What writing a new kernel did to a root.
+
+    Attributes:
+        new: Files that were not there.
+        changed: Files that were, and have more lines now.
+    """
+
+    new: tuple[Path, ...]
+    changed: tuple[Path, ...]
+
+
+def write(name: str, parts: Parts, root: Path) -> Written:
     """Write every file of a new kernel.
 
     Raises:
@@ -177,9 +194,9 @@ def write(name: str, parts: Parts, root: Path) -> list[Path]:
     for kind, text in _texts(name, parts, definition).items():
         files[kind].parent.mkdir(parents=True, exist_ok=True)
         files[kind].write_text(text, encoding="utf-8")
-    _add_exact(root / "tests" / "support" / "exact.py", parts.exact)
+    changed = _add_exact(exact_file(root), parts.exact)
     laid_out([path for path in files.values() if path.suffix == ".py"])
-    return list(files.values())
+    return Written(tuple(files.values()), changed)
 
 
 def laid_out(files: Sequence[Path]) -> None:
@@ -230,7 +247,9 @@ def _bench_sizes(definition: Definition) -> tuple[dict[str, int], str, tuple[int
     return sizes, growing, _FACTORS if growing else (1,)
 
 
-def _add_exact(file: Path, text: str) -> None:
-    """This repository's tests want a float64 evaluation of every Definition."""
-    if text and file.is_file():
-        file.write_text(file.read_text(encoding="utf-8").rstrip("\n") + "\n" + text, encoding="utf-8")
+def _add_exact(file: Path, text: str) -> tuple[Path, ...]:
+    """This repository's tests want a float64 evaluation of every Definition; gives the file if it changed."""
+    if not text or not file.is_file():
+        return ()
+    file.write_text(file.read_text(encoding="utf-8").rstrip("\n") + "\n" + text, encoding="utf-8")
+    return (file,)
