@@ -184,3 +184,49 @@ class TestReports:
             for _ in range(3):
                 rewritten(torch.randn(3, 8))
         assert len(recent_reports()) == before + 1
+
+
+def clone(x: torch.Tensor) -> Any:
+    return x.clone()
+
+
+def times_one(x: torch.Tensor) -> Any:
+    return x * 1, x
+
+
+def there_and_back(x: torch.Tensor) -> Any:
+    return x.double().float()
+
+
+def the_same_twice(x: torch.Tensor) -> Any:
+    return x + 1, x + 1
+
+
+def two_constants(x: torch.Tensor) -> Any:
+    return torch.zeros(4), torch.zeros(4)
+
+
+def view_of_a_copy(x: torch.Tensor) -> Any:
+    return x.clone().view(2, 2), x
+
+
+@pytest.mark.parametrize("function", [clone, times_one, there_and_back, the_same_twice, two_constants, view_of_a_copy])
+def test_what_the_caller_gets_is_his_to_write(function: Any) -> None:
+    def after_a_write(f: Any) -> list[list[float]]:
+        x = torch.arange(4.0)
+        found = f(x)
+        results = found if isinstance(found, tuple) else (found,)
+        results[0].add_(7)
+        return [x.tolist(), *(r.flatten().tolist() for r in results)]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="tilegym_fx", options={"inner": "eager"})
+    assert after_a_write(compiled) == after_a_write(function)
+
+
+def test_a_view_stays_a_view() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x.view(2, 2), backend="tilegym_fx", options={"inner": "eager"})
+    x = torch.arange(4.0)
+    compiled(x).add_(7)
+    assert x.tolist() == [7.0, 8.0, 9.0, 10.0]

@@ -68,6 +68,17 @@ def _aliased_args(node: Node) -> list[Node]:
     return []
 
 
+def aliases(node: Node) -> set[Node]:
+    """The node and every value that may be, or be a view of, its memory."""
+    found, waiting = {node}, [node]
+    while waiting:
+        here = waiting.pop()
+        new = {user for user in here.users if user not in found and here in _aliased_args(user)}
+        found |= new
+        waiting += new
+    return found
+
+
 class Writes:
     """In-place writes of a graph, by memory root.
 
@@ -109,9 +120,10 @@ class Writes:
         """
         if self.touched(source) or self.touched(copy):
             return False
-        if not any(user.op == "output" for user in copy.users):
+        shown = aliases(copy)
+        if not any(user.op == "output" for node in shown for user in node.users):
             return True
-        others = frozenset[Node]().union(*(self.roots(n) for n in self._returned if n is not copy))
+        others = frozenset[Node]().union(*(self.roots(n) for n in self._returned if n not in shown))
         return not any(root.op != "call_function" or root in others for root in self.roots(source))
 
     def epoch(self, value: Node, reader: Node) -> int:
