@@ -22,17 +22,18 @@ import torch
 
 from tilegym_fx import ops, settings, tuning
 from tilegym_fx.errors import KernelError, SettingsError, TilegymFxError
-from tilegym_fx.inventory import load
+from tilegym_fx.inventory import load, shipped_root
 
 Status = Literal["ok", "note", "problem"]
 
 _LEAST = {"torch": "2.11", "transformers": "5.17", "cuda-tile": "1.6"}
-_INSTALL = 'pip install "tilegym_fx[cuda]"'
 #: The wheels that bring cuTile's compiler; it uses them together or not at all.
 _COMPILER_WHEELS = ("nvidia-cuda-tileiras", "nvidia-cuda-nvcc", "nvidia-nvvm")
 _LEAST_DRIVER_CUDA = (13, 0)
 _PREFLIGHT_SECONDS = 60.0
 _FALLBACK_ARCH = "sm_90"
+#: Checks without which nothing works; all others are about kernels.
+_CORE = ("python", "torch", "transformers", "inventory")
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,19 @@ def examine() -> Iterator[Check]:
     yield preflight(arch)
 
 
+def _install() -> str:
+    """How to get what kernels need: into a clone, or beside the wheel."""
+    return 'pip install -e ".[cuda]" in the clone' if _is_clone() else 'pip install "tilegym_fx[cuda]"'
+
+
+def _is_clone() -> bool:
+    return shipped_root().name != "_data"
+
+
 def package_check(package: str, found: str | None) -> Check:
     """Whether a package is there and new enough."""
     if found is None:
-        return Check(package, "problem", "not installed", f"Install it: {_INSTALL}")
+        return Check(package, "problem", "not installed", f"Install it: {_install()}")
     if numbers(found) < numbers(_LEAST[package]):
         return Check(package, "problem", f"{found} is too old", f"Upgrade it to {_LEAST[package]} or newer")
     return Check(package, "ok", found)
@@ -91,7 +101,7 @@ def compiler_check(tileiras: str | None, ptxas: str | None, wheels: dict[str, st
     """
     name = "compiler"
     if tileiras is None:
-        return Check(name, "problem", "tileiras, cuTile's compiler, is not found", f"Install it: {_INSTALL}")
+        return Check(name, "problem", "tileiras, cuTile's compiler, is not found", f"Install it: {_install()}")
     installed = {wheel: found for wheel, found in wheels.items() if found}
     nvvm = wheels["nvidia-nvvm"] or "without a version"
     parts = f"tileiras {tileiras}, ptxas {ptxas or 'not found'}, libnvvm {nvvm}"
@@ -208,7 +218,7 @@ def preflight(arch: str) -> Check:
         from tilegym_fx.compile import compile_kernel
         from tilegym_fx.launch import recorded
     except (KernelError, ImportError) as error:
-        return Check(name, "problem", f"no kernel can be loaded: {error}", f"Install what is missing: {_INSTALL}")
+        return Check(name, "problem", f"no kernel can be loaded: {error}", f"Install what is missing: {_install()}")
     cache = torch.empty(1, 8, 64, 128, dtype=torch.bfloat16, device="meta")
     with recorded() as launches:
         entry(cache, cache[:, :, :1])
@@ -299,6 +309,19 @@ def _output(program: str | None, *arguments: str) -> str:
     return done.stdout
 
 
+def verdict(checks: Sequence[Check]) -> str:
+    """The last line: what works here, and what the rest needs."""
+    wrong = [check.name for check in checks if check.status == "problem"]
+    if not wrong:
+        return "kernels can run here"
+    broken = [name for name in wrong if name in _CORE]
+    if broken:
+        return f"kernels cannot run here, nor can anything else before this is put right: {', '.join(broken)}"
+    has_tests = _is_clone() and importlib.util.find_spec("pytest") is not None
+    works = "scan, kernelize with references and tests work" if has_tests else "scan and kernelize with references work"
+    return f"kernels cannot run here; {works} here; kernels need what has a PROBLEM above: {', '.join(wrong)}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; exit status 1 when kernels cannot run."""
     p = argparse.ArgumentParser("python -m tilegym_fx.doctor", description=__doc__)
@@ -317,7 +340,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         print(json.dumps({"kernels_can_run": healthy, "checks": [asdict(check) for check in checks]}, indent=1))
     else:
-        print("kernels can run here" if healthy else "kernels cannot run here")
+        print(verdict(checks))
     return 0 if healthy else 1
 
 

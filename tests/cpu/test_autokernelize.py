@@ -25,7 +25,7 @@ from tilegym_fx.autokernelize import __main__ as command
 from tilegym_fx.autokernelize import charts, experiment, figures, writing
 from tilegym_fx.autokernelize import ledger as book
 from tilegym_fx.autokernelize.ledger import Ledger, Row
-from tilegym_fx.autokernelize.loop import Options, _recover, run
+from tilegym_fx.autokernelize.loop import Options, _recover, _where_commits_go, run
 from tilegym_fx.autokernelize.measuring import Bench, BenchError
 from tilegym_fx.autokernelize.page import page
 from tilegym_fx.autokernelize.preflight import environment
@@ -94,11 +94,31 @@ def test_what_helps_is_kept_and_what_is_wrong_is_undone(mixed: tuple[Options, Le
     assert told[-1] == "stopped: nothing was kept in 1 experiments"
 
 
+def test_the_first_lines_say_where_commits_go_and_how_to_take_them_back(
+    mixed: tuple[Options, Ledger, list[str]],
+) -> None:
+    asked, ledger, told = mixed
+    where, back = told[0].splitlines()
+    repository = Repository(asked.root)
+    assert f"a commit on branch {repository.branch} of {asked.root}" in where
+    assert repository.branch
+    assert back.endswith(f"git -C {asked.root} reset --hard {ledger.rows[0].commit}")
+    repository._git("checkout", "-q", "--detach")
+    assert "no branch" in _where_commits_go(repository)
+    repository._git("checkout", "-q", "-")
+
+
+def test_a_commits_subject_says_where_the_kernel_comes_from(mixed: tuple[Options, Ledger, list[str]]) -> None:
+    asked, ledger, _ = mixed
+    subject = Repository(asked.root)._git("log", "-1", "--format=%s").strip()
+    assert subject == f"autokernelize: {ledger.rows[1].name} (written by the hook)"
+
+
 def test_a_run_goes_on_where_it_was_until_nothing_is_left(mixed: tuple[Options, Ledger, list[str]]) -> None:
     asked, ledger, _ = mixed
     told: list[str] = []
     assert run(replace(asked, patience=9), told.append).rows == ledger.rows
-    assert told == ["stopped: nothing is left to try"]
+    assert told[1:] == ["stopped: nothing is left to try"]
 
 
 def test_the_page_needs_nothing_else_and_holds_every_figure(mixed: tuple[Options, Ledger, list[str]]) -> None:
@@ -169,7 +189,7 @@ def test_a_finished_run_has_nothing_left_to_do(kept: tuple[Options, Ledger]) -> 
     asked, ledger = kept
     told: list[str] = []
     assert run(asked, told.append).rows == ledger.rows
-    assert told == ["stopped: nothing is left to try"]
+    assert told[1:] == ["stopped: nothing is left to try"]
 
 
 @slow

@@ -120,11 +120,32 @@ def test_only_problems_make_it_fail(
     assert doctor.main([]) == status
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["OK      driver: 580", "note    settings: x means nothing. Unset it"]
-    assert lines[-1] == ("kernels cannot run here" if status else "kernels can run here")
+    assert lines[-1] == doctor.verdict((*CHECKS, *more))
+    assert lines[-1].startswith("kernels cannot run here; " if status else "kernels can run here")
     assert doctor.main(["--json"]) == status
     report = json.loads(capsys.readouterr().out)
     assert report["kernels_can_run"] is (status == 0)
     assert report["checks"][0] == {"name": "driver", "status": "ok", "found": "580", "fix": ""}
+
+
+def test_the_last_line_says_what_works_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = [Check(name, "problem", "none", "Get one") for name in ("driver", "device")]
+    line = doctor.verdict((*CHECKS, *missing))
+    assert "scan, kernelize with references and tests work here; kernels need" in line
+    assert line.endswith(": driver, device")
+    monkeypatch.setattr(doctor, "shipped_root", lambda: Path("site-packages/tilegym_fx/_data"))
+    assert "tests" not in doctor.verdict(missing)
+    for name in ("torch", "inventory"):
+        line = doctor.verdict((*missing, Check(name, "problem", "broken", "Mend it")))
+        assert "work here" not in line
+        assert line.endswith(f": {name}")
+
+
+def test_the_advice_is_for_a_clone_or_for_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 'pip install -e ".[cuda]" in the clone' in package_check("cuda-tile", None).fix
+    monkeypatch.setattr(doctor, "shipped_root", lambda: Path("site-packages/tilegym_fx/_data"))
+    assert 'pip install "tilegym_fx[cuda]"' in package_check("cuda-tile", None).fix
+    assert 'pip install "tilegym_fx[cuda]"' in compiler_check(None, None, NO_WHEELS).fix
 
 
 def test_it_works_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -85,6 +86,7 @@ def run(options: Options, say: Callable[[str], None]) -> Ledger:
     found = environment(dry_run=options.dry_run, device=options.device, layers=options.layers)
     repository = Repository(options.root, init=options.init)
     run_book = _opened(options, repository, found)
+    say(_where_commits_go(repository))
     with _interruptible(options, repository, run_book):
         if not run_book.rows or run_book.head != repository.head:
             _baseline(options, repository, run_book, say)
@@ -94,6 +96,14 @@ def run(options: Options, say: Callable[[str], None]) -> Ledger:
                 break
     say(f"stopped: {why}")
     return run_book
+
+
+def _where_commits_go(repository: Repository) -> str:
+    where = f"branch {repository.branch}" if repository.branch else "no branch (HEAD is detached)"
+    return (
+        f"every kept kernel is a commit on {where} of {repository.root}, in a dry run too\n"
+        f"to take back what this run commits: git -C {shlex.quote(str(repository.root))} reset --hard {repository.head}"
+    )
 
 
 def _opened(options: Options, repository: Repository, found: dict[str, str]) -> Ledger:
@@ -205,7 +215,7 @@ def _settled(answer: Answer, repository: Repository, run_book: Ledger, number: i
     row = _with_figures(row, reply)
     if reply.files:
         files = [repository.root / file for file in reply.files]
-        row = replace(row, commit=repository.commit(files, f"{reply.name} ({reply.kind or 'none'})"))
+        row = replace(row, commit=repository.commit(files, f"{reply.name} ({_origin(reply)})"))
     against = _against(reply, run_book.last_kept)
     if against:
         repository.back_to(run_book.head)
@@ -250,6 +260,11 @@ def _with_figures(row: Row, reply: Reply) -> Row:
 
 def _description(reply: Reply) -> str:
     return f"{reply.name} at {reply.where}, {reply.how or 'not written'}"
+
+
+def _origin(reply: Reply) -> str:
+    """Where a kernel comes from, for a commit's subject."""
+    return reply.kind if reply.kind not in ("", "none") else reply.how or "no candidate"
 
 
 def _look(run_book: Ledger, reply: Reply) -> None:

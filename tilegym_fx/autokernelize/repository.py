@@ -64,6 +64,11 @@ class Repository:
         except RepositoryError:
             return ""
 
+    @property
+    def branch(self) -> str:
+        """The branch that commits go to; empty where none is checked out."""
+        return self._git("branch", "--show-current").strip()
+
     def changes(self) -> list[str]:
         """Paths that are not as in the last commit; ignored ones do not count."""
         return self._status("all")
