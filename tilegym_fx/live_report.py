@@ -13,7 +13,7 @@ from .apply import GivenBack
 from .emit import EmitResult, Written
 from .errors import MatchError
 from .pipeline import Outcome
-from .results import PlannedMatch, Rejection
+from .results import PlannedMatch, Rejection, misses, told
 from .verify import Check
 
 _SHOWN = 8
@@ -120,10 +120,8 @@ class Report:
         return dict(Counter(place[0] for place in places))
 
     def misses(self) -> list[str]:
-        """The reasons, one line each, nearest first."""
-        ranked = sorted(self.rejections, key=lambda r: -r.depth)
-        lines = [f"{r.definition} at {r.site}: {r.reason}" for r in ranked if not r.reason.startswith("overlaps ")]
-        return list(dict.fromkeys(lines))
+        """The reasons, nearest first, each in one line with its first place; ``rejections`` has every place."""
+        return misses(self.rejections)
 
     def require(self, *, coverage: float) -> Report:
         """Raise unless at least this share of the estimated time is ours in every capture.
@@ -147,10 +145,7 @@ class Report:
         lines += [f"  {back}" for back in self.given_back[:_SHOWN]]
         if len(self.given_back) > _SHOWN:
             lines.append(f"  and {len(self.given_back) - _SHOWN} more in .given_back")
-        misses = self.misses()
-        lines += [f"  not: {line}" for line in misses[:_SHOWN]]
-        if len(misses) > _SHOWN:
-            lines.append(f"  and {len(misses) - _SHOWN} more in .misses()")
+        lines += told(self.misses(), _SHOWN, ".misses()")
         return "\n".join(lines)
 
 

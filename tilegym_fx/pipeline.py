@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from .match import Matcher
 from .normalize import normalize, pin_layouts
 from .pattern import FormPatterns, Pattern, form_patterns, merged
 from .plan import Policy, considered, plan, verified, waiting
-from .results import Plan, PlannedMatch, Rejection, Site
+from .results import Plan, PlannedMatch, Rejection, Site, misses, told
 
 if TYPE_CHECKING:
     from .inventory import Inventory
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tilegym_fx")
 #: Share of the time that must be left over for unverified Definitions to be looked for.
 _WORTH_TELLING = 0.01
+_SHOWN = 8
 _UNVERIFIED = "it fits, but is unverified: it is used where only= (--only) names it"
 _memory: WeakKeyDictionary[Inventory, _Memory] = WeakKeyDictionary()
 
@@ -60,12 +62,12 @@ class Outcome:
         anywhere: What would be chosen if the policy refused no place; None where it refuses none.
     """
 
-    plan: Plan
+    plan: Plan = field(repr=False)
     nodes: int
     seconds: dict[str, float] = field(default_factory=dict)
     seconds_covered: float = 0.0
-    uncovered: tuple[tuple[Node, float], ...] = ()
-    anywhere: tuple[PlannedMatch, ...] | None = None
+    uncovered: tuple[tuple[Node, float], ...] = field(default=(), repr=False)
+    anywhere: tuple[PlannedMatch, ...] | None = field(default=None, repr=False)
 
     @property
     def chosen(self) -> tuple[PlannedMatch, ...]:
@@ -84,6 +86,20 @@ class Outcome:
         """Share of the estimated time that our kernels take, 0 to 1."""
         total = self.seconds_total
         return self.seconds_covered / total if total else 0.0
+
+    def counts(self) -> dict[str, int]:
+        """Definition -> places that it takes."""
+        return dict(Counter(planned.match.definition for planned in self.chosen))
+
+    def misses(self) -> list[str]:
+        """The reasons, nearest first, each in one line with its first place; ``rejections`` has every place."""
+        return misses(self.rejections)
+
+    def __str__(self) -> str:
+        lines = [f"a graph of {self.nodes} calls: {len(self.chosen)} places run kernels"]
+        lines += [f"  {name:28} {count}" for name, count in sorted(self.counts().items())]
+        lines.append(f"  estimated coverage: {self.coverage:.1%} of {self.seconds_total * 1e3:.3g} ms")
+        return "\n".join(lines + told(self.misses(), _SHOWN, ".misses()"))
 
 
 def matcher_for(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +17,8 @@ Form = Literal["source", "graph", "both"]
 
 #: What an input of a Definition is bound to in a matched graph: a node, or a literal the pattern captured.
 Binding = "Node | bool | int | float | None"
+#: The number that torch.fx puts behind a node's name, or a list's in the path of a module.
+_NUMBERED = re.compile(r"(?<=[A-Za-z0-9])_\d+\b|(?<=\.)\d+(?=\.[A-Za-z_])")
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,16 @@ class Frame:
     line: int
     function: str
 
+    @property
+    def place(self) -> str:
+        """File and line, the file from its package on: where packages are installed says nothing about a model."""
+        parts = self.file.replace("\\", "/").split("/")
+        installed = next((name for name in ("site-packages", "dist-packages") if name in parts), None)
+        shown = parts[parts.index(installed) + 1 :] if installed else parts[-1:]
+        return f"{'/'.join(shown)}:{self.line}"
+
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+        return f"{self.place} in {self.function}"
 
 
 @dataclass(frozen=True)
@@ -49,9 +60,9 @@ class Site:
         return self.frames[-1] if self.frames else None
 
     def __str__(self) -> str:
-        frame = self.innermost
-        where = f"{frame.file}:{frame.line}" if frame else "unknown source"
-        return f"{self.module_path or '<root>'} ({self.module_class or '?'}) {where}"
+        place = self.innermost.place if self.innermost else "no source line"
+        name = self.module_class or "?"
+        return f"{self.module_path or name} ({name}) {place}"
 
 
 @dataclass(frozen=True)
@@ -127,3 +138,29 @@ class Plan:
 
     chosen: tuple[PlannedMatch, ...]
     rejections: tuple[Rejection, ...]
+
+
+def misses(rejections: Iterable[Rejection]) -> list[str]:
+    """The reasons, nearest first, each once with its first place; what another match overlaps is no miss.
+
+    Reasons are the same where they differ in nothing but the numbers of nodes and layers.
+    """
+    first: dict[tuple[str, str], Rejection] = {}
+    places: dict[tuple[str, str], set[str]] = {}
+    for rejection in sorted(rejections, key=lambda r: -r.depth):
+        reason = rejection.reason
+        if not reason.startswith("overlaps "):
+            key = rejection.definition, _NUMBERED.sub("", reason)
+            first.setdefault(key, rejection)
+            places.setdefault(key, set()).add(str(rejection.site))
+    return [f"{r.definition} at {_first_of(r.site, len(places[key]))}: {r.reason}" for key, r in first.items()]
+
+
+def _first_of(site: Site, count: int) -> str:
+    return f"{site} and {count - 1} more place{'s' * (count > 2)}" if count > 1 else str(site)
+
+
+def told(found: list[str], shown: int, more: str) -> list[str]:
+    """The first of the misses as lines of a report, and where to ask for the others."""
+    rest = [f"  and {len(found) - shown} more in {more}"] if len(found) > shown else []
+    return [f"  not: {line}" for line in found[:shown]] + rest

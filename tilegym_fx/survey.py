@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -253,18 +252,9 @@ def op_name(node: Node) -> str:
 
 def short(site: Site, *, path: bool = True) -> str:
     """A site in one line: class of module, file from its package on, line; with ``path``, its path."""
-    frame = site.innermost
-    place = f"{_short_file(frame.file)}:{frame.line}" if frame else "no source line"
-    name = site.module_class or "?"
-    return f"{site.module_path or name} ({name}) {place}" if path else f"{name} {place}"
-
-
-def _short_file(file: str) -> str:
-    parts = Path(file).parts
-    for package in ("site-packages", "dist-packages"):
-        if package in parts:
-            return "/".join(parts[parts.index(package) + 1 :])
-    return Path(file).name
+    if path:
+        return str(site)
+    return f"{site.module_class or '?'} {site.innermost.place if site.innermost else 'no source line'}"
 
 
 def as_json(found: Survey) -> dict[str, Any]:

@@ -49,6 +49,14 @@ def ran(code: Callable[..., Any], *inputs: torch.Tensor, **more: Any) -> list[Ou
     return list(recent_reports()[before:])
 
 
+def test_a_report_can_be_printed() -> None:
+    (outcome,) = ran(Gate(), torch.randn(2, 8))
+    lines = str(outcome).splitlines()
+    assert lines[0] == f"a graph of {outcome.nodes} calls: 3 places run kernels"
+    assert [line.split() for line in lines[1:3]] == [["linear", "2"], ["silu_mul", "1"]]
+    assert lines[3].startswith(f"  estimated coverage: {outcome.coverage:.1%} of ")
+
+
 class TestOptions:
     def test_the_name_is_known_to_torch(self) -> None:
         assert "tilegym_fx" in torch._dynamo.list_backends()
