@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,20 @@ ONE_FAULT: dict[str, tuple[Change, str, str]] = {
     "missing function": (
         changed_spec(entry_point="kernels/scaled.py::other"),
         "scaled.json: spec.entry_point",
-        "no global 'other'",
+        "no function 'other'",
+    ),
+    "entry point that is a number": (
+        lambda root: (
+            written("kernels/scaled.py", "def scaled(x, scale): ...\nother = 3\n")(root),
+            changed_spec(entry_point="kernels/scaled.py::other")(root),
+        ),
+        "scaled.json: spec.entry_point",
+        "no function 'other'",
+    ),
+    "a pipe among the files": (
+        lambda root: os.mkfifo(root / "definitions" / "pipe.json"),
+        "pipe.json",
+        "no regular file",
     ),
     "missing kernel": (
         lambda root: (root / "kernels" / "scaled.py").unlink(),
@@ -271,6 +285,7 @@ def test_what_references_do_wrong_is_found_and_hides_nothing(tmp_path: Path) -> 
         "number": ("return 1", "returns 'output' as a int where a tensor is declared"),
         "count": ("return x, x", "returns 2 values where 1 are declared"),
         "writes": ("return x.mul_(scale)", "writes to its input 'x'"),
+        "interrupts": ("raise KeyboardInterrupt", "raises KeyboardInterrupt"),
         "exits": ("import os; os._exit(7)", "ended the process (exit code 7)"),
         "prints": ("print('{', flush=True); return x.t()", "in shape"),
     }

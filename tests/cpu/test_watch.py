@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 
 from tilegym_fx import apply as patching
 from tilegym_fx.apply import given_back
+from tilegym_fx.errors import ApplyError
 
 WIDTH = emit_modules.WIDTH
 X = torch.linspace(-1, 1, 6 * WIDTH).reshape(2, 3, WIDTH)
@@ -349,3 +350,49 @@ def test_attributes_set_in_forward_compile_without_a_break() -> None:
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(X, X), patching.restore(copy.deepcopy(model))(X, X))
     assert model.length == 3
+
+
+def bias_by_attribute(model: Block) -> None:
+    model.gate.up.bias = nn.Parameter(torch.ones(WIDTH))
+
+
+def bias_registered(model: Block) -> None:
+    model.gate.up.register_parameter("bias", nn.Parameter(torch.ones(WIDTH)))
+
+
+@pytest.mark.parametrize("change", [bias_by_attribute, bias_registered], ids=lambda change: change.__name__)
+def test_parameter_put_where_there_was_none_runs(
+    module: ModuleType, model: Block, change: Callable[[Block], None]
+) -> None:
+    """As AWQ's shifts and BitFit do to a linear without a bias."""
+    original = copy.deepcopy(model)
+    patching.apply(module, model)
+    with pytest.warns(UserWarning, match="bias of a Linear became a torch"):
+        change(model)
+    change(original)
+    torch.testing.assert_close(model(X), original(X), rtol=0, atol=0)
+    assert [back.path for back in given_back(model)] == ["gate"]
+    assert isinstance(model.plain, patching.Patched)
+
+
+def test_a_parameter_that_is_still_none_changes_nothing(module: ModuleType, model: Block) -> None:
+    patching.apply(module, model)
+    model.gate.up.bias = None
+    model.gate.up.register_parameter("bias", None)
+    model.gate.up.shift = nn.Parameter(torch.ones(WIDTH))
+    assert given_back(model) == []
+
+
+def test_a_bias_from_the_start_keeps_an_emitted_file_away(module: ModuleType, model: Block) -> None:
+    bias_by_attribute(model)
+    with pytest.raises(ApplyError, match=r"gate \(Separate\) has up\.bias = a torch"):
+        patching.apply(module, model)
+
+
+def test_bias_past_every_watch_is_found_when_asked(module: ModuleType, model: Block) -> None:
+    patching.apply(module, model)
+    model.gate.up._parameters["bias"] = nn.Parameter(torch.ones(WIDTH))
+    assert given_back(model) == []
+    with pytest.warns(UserWarning, match=r"up\.bias of gate became a torch"):
+        patching.check(model)
+    assert [back.path for back in given_back(model)] == ["gate"]

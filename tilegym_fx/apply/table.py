@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from tilegym_fx.apply.classes import original_class
-from tilegym_fx.emit.owner import hooks_of, plain_function, reach
+from tilegym_fx.apply.watch import described
+from tilegym_fx.emit.owner import hooks_of, is_still, plain_function, reach
 from tilegym_fx.emit.source import function_source
 from tilegym_fx.errors import ApplyError
 
@@ -77,10 +78,9 @@ def check_module(patch: Patch, path: str, module: nn.Module) -> None:
                 advice="Apply first and let the other library wrap the result",
             )
     for name, value in patch.constants.items():
-        found = reach(module, name)
-        if found != value or type(found) is not type(value):
+        if not is_still(module, name, value):
             raise ApplyError(
-                f"{where} has {name} = {found!r}, and the emitted file was made for {value!r}",
+                f"{where} has {name} = {described(reach(module, name))}, and the emitted file was made for {value!r}",
                 advice="Emit the file again from this model's configuration",
             )
     for name, dtype in patch.dtypes.items():

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from tilegym_fx.apply import classes
-from tilegym_fx.emit.owner import hooks_of
+from tilegym_fx.emit.owner import hooks_of, is_still, reach
 
 #: The slot of a watched module that stands for its call.
 CALL = "()"
@@ -150,7 +150,7 @@ def assigned(module: nn.Module, name: str, value: Any) -> None:
     if name in ("forward", "__class__", "__call__"):
         called(module, f"its {name} was exchanged")
     elif name in slots and not _is_same_kind(_held(module, name), value):
-        _give_back(slots[name], f"{name} of {_name(module)} became {_described(value)}")
+        _give_back(slots[name], f"{name} of {_name(module)} became {described(value)}")
 
 
 def called(module: nn.Module, why: str) -> None:
@@ -174,8 +174,12 @@ def converted(module: nn.Module, before: dict[str, torch.dtype]) -> None:
 
 
 def check(model: nn.Module) -> None:
-    """Give back what was exchanged past every watch: `module._modules[name] = ...`, hooks put in by hand."""
+    """Give back what was exchanged past every watch: `module._modules[name] = ...`, hooks put in by hand, a value
+    in a configuration."""
     for owner, bond in list(bonds(model)):
+        for path, value in bond.patch.constants.items():
+            if not is_still(owner, path, value):
+                _give_back([owner], f"{path} of {_name(owner)} became {described(reach(owner, path))}")
         for watched, slot, expected in bond.watched:
             module = watched()
             if module is None:
@@ -183,7 +187,7 @@ def check(model: nn.Module) -> None:
             elif slot == CALL and hooks_of(module):
                 _give_back([owner], f"the call of a {type(module).__name__} is skipped, and it has a hook")
             elif expected is not None and module._modules.get(slot) is not expected():
-                now = _described(module._modules.get(slot))
+                now = described(module._modules.get(slot))
                 _give_back([owner], f"{slot} of {_name(module)} became {now}")
 
 
@@ -244,7 +248,8 @@ def _name(module: nn.Module) -> str:
     return f"{bond.path or '<root>'}" if bond is not None else f"a {type(module).__name__}"
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
+    """A value in a message."""
     if isinstance(value, (nn.Module, torch.Tensor)):
         cls = type(value)
         return f"a {cls.__module__.partition('.')[0]} {cls.__qualname__}"

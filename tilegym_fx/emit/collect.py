@@ -12,7 +12,7 @@ from torch import nn
 from ..provenance import Call, Provenance
 from .outcome import Refusal
 from .outputs import Replacement
-from .owner import Owner, reach
+from .owner import Owner, is_still, reach
 from .render import Edit, Renderer, edit_of, merge
 from .source import FunctionSource
 from .values import view
@@ -203,9 +203,8 @@ def _edit_key(edit: Edit) -> Any:
 def _holds(made: Replacement, module: nn.Module) -> bool:
     """Whether what one module was found to be is true of another."""
     facts = made.facts
-    held = {path: reach(module, path) for path in facts.constants}
     return (
-        all(type(held[path]) is type(value) and held[path] == value for path, value in facts.constants.items())
+        all(is_still(module, path, value) for path, value in facts.constants.items())
         and all(type(reach(module, path)) is cls for path, cls in facts.modules.items())
         and all(str(getattr(reach(module, p), "dtype", None)) == dtype for p, dtype in facts.dtypes.items())
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..provenance import OPAQUE, NodeRef
 from .outcome import Facts, Refusal
+from .owner import reach
 from .scope import Lifter, Scope
 from .values import View
 
@@ -106,18 +107,18 @@ class Conditions(Lifter):
         return isinstance(value, NodeRef) and value.id in self.numbers
 
     def _looked_up(self, lifted: ast.expr) -> None:
-        """`getattr(self, "x", d)` and `hasattr(self, "x")` read a constant as `self.x` does."""
+        """`getattr(self, "x", d)` and `hasattr(self, "x")` read a constant as `self.x` does; one that is not there is
+        None."""
         for node in ast.walk(lifted):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
-                base, name = node.args[0], node.args[1]
-                path = self._path(base)
-                if path is not None and isinstance(name, ast.Constant):
-                    held = self.home.call.module
-                    for part in path:
-                        held = getattr(held, part)
-                    value = getattr(held, str(name.value), OPAQUE)
-                    if isinstance(value, PLAIN):
-                        self.facts.constants[".".join((*path, str(name.value)))] = value
+            if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("getattr", "hasattr"):
+                continue
+            base, name = node.args[0], node.args[1]
+            above = () if isinstance(base, ast.Name) and base.id == self._root else self._path(base)
+            if above is not None and isinstance(name, ast.Constant):
+                path = ".".join((*above, str(name.value)))
+                value = reach(self.home.call.module, path)
+                if isinstance(value, PLAIN):
+                    self.facts.constants[path] = value
 
     def _globals(self, expr: ast.expr, scope: Scope) -> None:
         """Imports the global functions that a guard calls."""

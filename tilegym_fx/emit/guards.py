@@ -257,7 +257,8 @@ class Inspector(Conditions):
         for node in ast.walk(at.source.node):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and at.ran_at(node):
                 value, lifted = at.value(node), self._lift(node, scope)
-                if isinstance(value, (int, float)) and lifted is not None and node.attr != "training":
+                plain = value is None or isinstance(value, (int, float))  # without a bias, that it has none
+                if plain and lifted is not None and node.attr != "training":
                     self._constant(lifted, value)
 
     def _block(self, block: Sequence[ast.stmt], scope: Scope) -> bool:

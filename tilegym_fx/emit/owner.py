@@ -88,6 +88,12 @@ def reach(module: Any, path: str) -> Any:
     return held
 
 
+def is_still(module: Any, path: str, value: Any) -> bool:
+    """Whether a path below a module leads to this very plain value."""
+    held = reach(module, path)
+    return type(held) is type(value) and bool(held == value)
+
+
 def _find(cls: type, name: str, view: View) -> tuple[str, type]:
     """The name under which a class holds a function, and the class in which it does."""
     definer = next((base for base in cls.__mro__ if name in vars(base)), None)

@@ -47,7 +47,7 @@ class Root:
 
     def pattern_files(self) -> list[Path]:
         """Every file of spellings, sorted; only the repository form has any."""
-        return sorted(self.path.glob("patterns/*.py")) if self.layout is REPOSITORY else []
+        return sorted(filter(Path.is_file, self.path.glob("patterns/*.py"))) if self.layout is REPOSITORY else []
 
     def find(self, solution_file: Path, source: str) -> Path | None:
         """The file that a Solution's source path means, if it exists inside this root."""

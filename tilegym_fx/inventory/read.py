@@ -39,6 +39,8 @@ def read(path: Path, model: type[_Model], *, ignore_unknown: bool = False) -> _M
     Raises:
         InventoryError: With every fault of the file.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):  # to open a pipe would be to wait for ever
+        raise _error(path, "", "is no regular file", "remove it, or give it another ending than .json")
     try:
         text = path.read_bytes().decode("utf-8")
         data = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)

@@ -77,7 +77,7 @@ def entry_point_exists(entry: Entry[Solution], _: Definition | None) -> Iterator
     if solution.entry_function not in names:
         yield Problem(
             "spec.entry_point",
-            f"{solution.entry_file} has no global {solution.entry_function!r}",
+            f"{solution.entry_file} has no function {solution.entry_function!r}",
             "correct the name or add the function",
         )
 
@@ -113,13 +113,17 @@ def _text_of(entry: Entry[Solution], path: str) -> str | None:
     return file.read_text(encoding="utf-8", errors="replace") if file else None
 
 
+_NO_FUNCTIONS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Set, ast.Dict)
+
+
 def _global_names(tree: ast.Module) -> set[str]:
+    """Globals that may be functions: not those that are plainly set to a value."""
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
-        else:
+        elif not isinstance(getattr(node, "value", None), _NO_FUNCTIONS):
             names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return names

@@ -136,7 +136,7 @@ class Inventory:
     def _files(self) -> Iterable[Path]:
         for root in self.roots:
             yield from (*root.definition_files(), *root.solution_files(), *root.pattern_files())
-            yield from (root.path / "kernels").rglob("*.py")
+            yield from filter(Path.is_file, (root.path / "kernels").rglob("*.py"))
         for entry in self._entries.solutions.values():
             found = (entry.root.find(entry.file, source.path) for source in entry.record.sources)
             yield from filter(None, found)

@@ -75,7 +75,7 @@ def _has_int_tensors(definition: Definition) -> bool:
 def _attempt(field: str, attempt: Callable[[], list[Problem]]) -> list[Problem]:
     try:
         return attempt()
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:  # a real Ctrl-C reaches the parent as well, which ends this process
         text = " ".join(str(error).split())[:200]
         return [Problem(field, f"raises {type(error).__name__}: {text}", "correct the code or the inputs")]
 

@@ -113,30 +113,6 @@ class Op:
         _fallbacks[self.name, reason] += 1
         return self.reference(*args)
 
-    def setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Save what the gradient needs."""
-        ctx.save_for_backward(*(a for a in inputs if isinstance(a, torch.Tensor)))
-        ctx.literals = tuple(None if isinstance(a, torch.Tensor) else (a,) for a in inputs)
-
-    def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """The reference's own gradient, recomputed from the saved inputs."""
-        saved = iter(ctx.saved_tensors)
-        inputs = [literal[0] if literal else next(saved) for literal in ctx.literals]
-        wanted = [i for i, (a, need) in enumerate(zip(inputs, ctx.needs_input_grad, strict=True)) if need]
-        with torch.enable_grad():
-            leaves = [
-                a.detach().requires_grad_(i in wanted) if isinstance(a, torch.Tensor) and a.is_floating_point() else a
-                for i, a in enumerate(inputs)
-            ]
-            outputs = self.reference(*leaves)
-            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
-            found = torch.autograd.grad(
-                [o for o, _ in pairs], [leaves[i] for i in wanted], [g for _, g in pairs], allow_unused=True
-            )
-        gradients = dict(zip(wanted, found, strict=True))
-        return tuple(gradients.get(i) for i in range(len(inputs)))
-
 
 def runs_on(targets: list[str] | tuple[str, ...], capability: tuple[int, int]) -> bool:
     """Whether a kernel for these targets (``SM90``) runs on a device: same major version, minor not below."""

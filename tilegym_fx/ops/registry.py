@@ -9,6 +9,7 @@ from torch.library import Library, register_autograd, register_fake
 
 from tilegym_fx.errors import KernelError
 
+from .gradient import Gradient
 from .op import Op
 
 if TYPE_CHECKING:
@@ -46,7 +47,10 @@ def register(inventory: Inventory) -> None:
         _library.impl(name, op.cpu, "CPU")
         _library.impl(name, op.cuda, "CUDA")
         register_fake(f"{_NAMESPACE}::{name}", op.reference, lib=_library)
-        register_autograd(f"{_NAMESPACE}::{name}", op.backward, setup_context=op.setup_context, lib=_library)
+        gradient = Gradient(op.reference)
+        register_autograd(
+            f"{_NAMESPACE}::{name}", gradient.backward, setup_context=gradient.setup_context, lib=_library
+        )
         _ops[name] = op
 
 

@@ -1,0 +1,59 @@
+"""The gradients of the ops are those of their references: of every order, and under autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tilegym_fx import inventory, ops
+
+CPU_AUTOCAST = {"device_type": "cpu", "dtype": torch.bfloat16}
+
+
+def of_one_leaf(silu_mul: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """One input is computed from the other: a gradient that came round through both would count twice."""
+
+    def code(leaf: torch.Tensor) -> torch.Tensor:
+        gate = leaf * 2
+        return silu_mul(gate, gate.sin())
+
+    return code
+
+
+def second_order(code: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    leaf = torch.linspace(0.5, 1.5, 6, dtype=torch.float64).requires_grad_()
+    (first,) = torch.autograd.grad(code(leaf).pow(3).sum(), leaf, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), leaf, create_graph=True)
+    (third,) = torch.autograd.grad(second.square().sum(), leaf)
+    return first, second, third
+
+
+def test_gradients_of_gradients_are_those_of_the_reference() -> None:
+    own = second_order(of_one_leaf(ops.overload("silu_mul")))
+    theirs = second_order(of_one_leaf(inventory.load().reference("silu_mul")))
+    torch.testing.assert_close(own, theirs)
+
+
+def test_a_gradient_that_nobody_differentiates_has_no_graph() -> None:
+    leaf = torch.linspace(0.5, 1.5, 6).requires_grad_()
+    of_one_leaf(ops.overload("silu_mul"))(leaf).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.grad_fn is None
+
+
+@pytest.mark.parametrize(("forward", "backward"), [(True, False), (False, True), (True, True)])
+def test_backward_runs_under_the_autocast_of_its_forward(forward: bool, backward: bool) -> None:
+    def gradients(linear_add: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(0)
+        shapes = {"input": (3, 8), "weight": (6, 8), "residual": (3, 6)}
+        leaves = {k: torch.randn(s, generator=generator).requires_grad_() for k, s in shapes.items()}
+        with torch.autocast(**CPU_AUTOCAST, enabled=forward):
+            loss = linear_add(*(leaves[name] for name in inventory.load().definitions["linear_add"].inputs)).sum()
+        with torch.autocast(**CPU_AUTOCAST, enabled=backward):
+            return torch.autograd.grad(loss, list(leaves.values()))
+
+    own, theirs = gradients(ops.overload("linear_add")), gradients(inventory.load().reference("linear_add"))
+    torch.testing.assert_close(own, theirs, rtol=0, atol=0)
