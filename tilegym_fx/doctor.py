@@ -217,7 +217,9 @@ def preflight(arch: str) -> Check:
         entry = load().entry_point("cache_append")
         from tilegym_fx.compile import compile_kernel
         from tilegym_fx.launch import recorded
-    except (KernelError, ImportError) as error:
+    except KernelError as error:
+        return Check(name, "problem", f"no kernel can be loaded: {error.what}", error.next_step)
+    except ImportError as error:
         return Check(name, "problem", f"no kernel can be loaded: {error}", f"Install what is missing: {_install()}")
     cache = torch.empty(1, 8, 64, 128, dtype=torch.bfloat16, device="meta")
     with recorded() as launches:

@@ -7,23 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+E = TypeVar("E", bound="TilegymFxError")
 
 
 class TilegymFxError(Exception):
     """Base of everything that tilegym_fx raises on purpose.
 
     Args:
-        what: What happened and where, without a full stop at the end.
+        what: What happened and where.
         advice: What to do next; the class has a fixed one for when the caller knows nothing better.
+
+    The message is two sentences; a full stop at the end of either is not doubled. An error that is raised because of
+    another is made with :meth:`because`, so that the advice is the one that was nearest to the fault.
     """
 
     advice: ClassVar[str] = "See docs/ for the rules"
 
     def __init__(self, what: str, *, advice: str | None = None) -> None:
-        self.what = " ".join(what.split())
-        self.next_step = advice or self.advice
+        self.what = _clause(what)
+        self.next_step = _clause(advice or self.advice)
         super().__init__(f"{self.what}. {self.next_step}.")
+
+    @classmethod
+    def because(cls: type[E], what: str, *causes: BaseException) -> E:
+        """The error for what came of others: what they say after ``what``, and their advice instead of our own.
+
+        Args:
+            what: What could not be done.
+            causes: Why, at least one. What others than ours say is kept in one line; the class advises.
+        """
+        said = [cause.what if isinstance(cause, TilegymFxError) else str(cause) for cause in causes]
+        advice = [cause.next_step for cause in causes if isinstance(cause, TilegymFxError)]
+        why = "; ".join(dict.fromkeys(map(_clause, said)))
+        return cls(f"{what}: {why}", advice=". ".join(dict.fromkeys(advice)) or None)
+
+
+def _clause(text: str) -> str:
+    """One line without the full stop at its end; the three dots of something cut stay."""
+    line = " ".join(text.split())
+    return line if line.endswith("...") else line.rstrip(".")
 
 
 class UsageError(TilegymFxError):

@@ -29,7 +29,7 @@ from .cost import Device, device_of
 from .emit import Alike, EmitResult, Emitter, why_not
 from .errors import ExportError, MatchError, UsageError, VerifyError
 from .export import MODEL_ERRORS, cache_of, caches, phase_inputs, site_of
-from .export.trace import copies_as_clones, describe, unchanged
+from .export.trace import copies_as_clones, describe, unchanged, without_torch_errors
 from .folder_form import emitted_path
 from .inventory import Inventory, load
 from .live_report import Report
@@ -113,7 +113,8 @@ def plan_source_form(model: nn.Module, *, inputs: Any = None, only: Collection[s
     planner = Planner(model, inventory or load(), policy)
     planner.capture_calls(inputs)
     made = planner.emitter.result()
-    return made, Report.of(model, made, planner.outcomes, planner.problems, time.perf_counter() - started)
+    problems = {name: str(error) for name, error in planner.failures.items()}
+    return made, Report.of(model, made, planner.outcomes, problems, time.perf_counter() - started)
 
 
 def _require_weights(model: nn.Module) -> None:
@@ -137,14 +138,14 @@ class Planner:
         inventory: Whose Definitions to look for.
         policy: Device, ``only`` and ``skip``.
         outcomes: Call (``prefill``, ``decode``, or ``call`` with the user's inputs) -> what was found in it.
-        problems: Call -> why it could not be captured.
+        failures: Call -> why it could not be captured.
     """
 
     model: nn.Module
     inventory: Inventory
     policy: Policy
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, ExportError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.emitter = Emitter(self.model)
@@ -160,8 +161,7 @@ class Planner:
                 self.outcomes[name] = found[0]
                 self.emitter.add(found[0].chosen, found[1])
         if not self.outcomes:
-            why = "; ".join(self.problems.values())
-            raise ExportError(f"{type(self.model).__name__} cannot be captured: {why}")
+            raise ExportError.because(f"{type(self.model).__name__} cannot be captured", *self.failures.values())
         if inputs is None:
             self._capture_padded()
 
@@ -176,7 +176,7 @@ class Planner:
             try:
                 yield phase, ((), phase_inputs(self.model, phase, _BATCH, _sample_length(self.model)))
             except ExportError as error:
-                self.problems[phase] = str(error)
+                self.failures[phase] = error
 
     def _capture(
         self, module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -184,7 +184,7 @@ class Planner:
         try:
             exported, provenance = record(module, args, kwargs)
         except ExportError as error:
-            self.problems[name] = str(error)
+            self.failures[name] = error
             return None
         policy = Policy(self.policy.device, self.policy.only, self.policy.skip, lambda m: why_not(m, provenance))
         # The record speaks of the exported graph, so the pass works on a copy.
@@ -199,7 +199,7 @@ class Planner:
                 kwargs = phase_inputs(self.model, phase, _BATCH, _sample_length(self.model), padded=True)
                 calls = _calls_inside(self.model, kwargs, groups)
             except ExportError as error:
-                self.problems[name] = str(error)
+                self.failures[name] = error
                 continue
             for group in groups:
                 call = calls.get(group.module)
@@ -229,6 +229,7 @@ def _calls_inside(model: nn.Module, kwargs: dict[str, Any], groups: Sequence[Ali
             torch.no_grad(),
             mode,
             copies_as_clones(),
+            without_torch_errors(),
             unchanged(model),
             caches.code_for_tracing(),
             caches.masks_as_when_run(kwargs),

@@ -14,6 +14,7 @@ from .survey import PhaseSurvey, Survey, short, versions
 
 _FILE_WIDTH = 160
 _UNCOVERED_SHOWN = 12
+_ALL = " (all that it has positions for)"
 _MISSES_SHOWN = 12
 
 
@@ -30,8 +31,9 @@ def print_survey(found: Survey, console: Console | None = None) -> None:
         f"[bold]{escape(found.source.name)}[/]  {found.class_name}, {found.parameters / 1e9:.2f} B parameters"
         f", {found.dtype} ({found.source.provenance})"
     )
+    tokens = f"{found.seq} tokens{_ALL if found.shortened else ''}"
     out.print(
-        f"batch {found.batch}, {found.seq} tokens, times estimated for {found.device}; torch {v['torch']}, "
+        f"batch {found.batch}, {tokens}, times estimated for {found.device}; torch {v['torch']}, "
         f"transformers {v['transformers']}, tilegym_fx {v['tilegym-fx']}"
     )
     for phase in found.phases:

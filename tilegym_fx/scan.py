@@ -24,6 +24,10 @@ from .render import print_explanation, print_survey
 from .survey import PHASES, Survey, as_json, survey, versions
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_WHAT_TO_GIVE = (
+    "Give one: a hub id such as `meta-llama/Llama-3.1-8B`, a folder with a config.json, or a model type such as"
+    " `llama`; or --all for every model type"
+)
 EXIT_OK, EXIT_ERROR, EXIT_NO_MATCH = 0, 1, 2
 
 
@@ -39,7 +43,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--phase", choices=PHASES, action="append", help="only this phase (default: both)")
     p.add_argument("--device", default="h200", help="device whose time is estimated (default: h200)")
     p.add_argument("--batch", type=int, default=1)
-    p.add_argument("--seq", type=int, default=2048, help="prompt length, and cache length in decode")
+    p.add_argument(
+        "--seq",
+        type=int,
+        help="prompt length, and cache length in decode (default: 2048, or what the model has positions for)",
+    )
     p.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
     p.add_argument(
         "--inventory",
@@ -109,7 +117,8 @@ def _scan_all(args: argparse.Namespace) -> int:
 
 def _scan(args: argparse.Namespace, console: Console) -> int:
     if len(args.model) != 1:
-        raise UsageError(f"{len(args.model)} models are named", advice="Give one MODEL, or --all")
+        problem = f"{len(args.model)} models are named" if args.model else "no MODEL is named"
+        raise UsageError(problem, advice=_WHAT_TO_GIVE)
     inventory = load(*args.inventory)
     policy = Policy(get_device(args.device), args.only, args.skip)
     with console.status("starting") as status:

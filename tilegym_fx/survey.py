@@ -14,7 +14,7 @@ from torch import nn
 from torch.fx import Node
 
 from .errors import ExportError
-from .export import ExportedGraph, build, export_phase, site_of
+from .export import ExportedGraph, build, export_phase, longest, site_of
 from .forms import Forms, find_forms
 from .model_source import ModelSource, resolve_model
 from .pipeline import Outcome, find
@@ -24,6 +24,7 @@ from .results import Form, MatchKind, Phase, PlannedMatch, Rejection, Site
 if TYPE_CHECKING:
     from .inventory import Inventory
 
+_DEFAULT_SEQ = 2048
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 _PACKAGES = ("tilegym-fx", "torch", "transformers", "cuda-tile")
 
@@ -63,7 +64,7 @@ class MissRow:
 
 @dataclass(frozen=True)
 class PhaseSurvey:
-    """One phase of the model; ``error`` says why there is nothing else."""
+    """One phase of the model; ``failure`` says why there is nothing else."""
 
     phase: Phase
     nodes: int = 0
@@ -73,9 +74,13 @@ class PhaseSurvey:
     definitions: tuple[DefinitionRow, ...] = ()
     uncovered: tuple[UncoveredRow, ...] = ()
     near_misses: tuple[MissRow, ...] = ()
-    error: str | None = None
+    failure: ExportError | None = None
     outcome: Outcome | None = None
     graph: ExportedGraph | None = None
+
+    @property
+    def error(self) -> str | None:
+        return str(self.failure) if self.failure else None
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -85,7 +90,7 @@ class PhaseSurvey:
 
 @dataclass(frozen=True)
 class Survey:
-    """A model and its phases."""
+    """A model and its phases; ``shortened`` if it has fewer positions than a scan takes by itself."""
 
     source: ModelSource
     class_name: str
@@ -95,6 +100,7 @@ class Survey:
     seq: int
     dtype: str
     phases: tuple[PhaseSurvey, ...]
+    shortened: bool = False
 
     @property
     def sites(self) -> int:
@@ -121,7 +127,7 @@ def survey(
     policy: Policy,
     *,
     batch: int = 1,
-    seq: int = 2048,
+    seq: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     phases: Sequence[Phase] = PHASES,
     trust_remote_code: bool = False,
@@ -135,7 +141,8 @@ def survey(
         inventory: Whose Definitions to look for.
         policy: Device, ``only`` and ``skip``.
         batch: Sequences.
-        seq: Tokens of the prompt, and entries of the cache in decode.
+        seq: Tokens of the prompt, and entries of the cache in decode; by default 2048, or what the model has
+            positions for.
         dtype: Of the parameters.
         phases: Which ones.
         trust_remote_code: Whether code that comes with the configuration may run.
@@ -150,23 +157,31 @@ def survey(
     source = resolve_model(name, trust_remote_code=trust_remote_code)
     progress("building it without weights")
     model = build(source.config, dtype, trust_remote_code=trust_remote_code)
-    surveyed = []
+    surveyed, lengths = [], []
     for phase in phases:
         progress(f"exporting {phase}")
-        surveyed.append(_survey_phase(model, phase, inventory, policy, batch, seq, forms))
-    failed = [s for s in surveyed if s.error]
-    if len(failed) == len(surveyed):
-        raise ExportError(f"no phase of {name} can be captured: {failed[0].error}")
+        length = _length(model, phase) if seq is None else seq
+        lengths.append(length)
+        surveyed.append(_survey_phase(model, phase, inventory, policy, batch, length, forms))
+    failures = [s.failure for s in surveyed if s.failure]
+    if len(failures) == len(surveyed):
+        raise ExportError.because(f"no phase of {name} can be captured", failures[0])
     return Survey(
         source,
         type(model).__name__,
         _parameters(model),
         policy.device.name,
         batch,
-        seq,
+        max(lengths),
         str(dtype).removeprefix("torch."),
         tuple(surveyed),
+        shortened=seq is None and min(lengths) < _DEFAULT_SEQ,
     )
+
+
+def _length(model: nn.Module, phase: Phase) -> int:
+    limit = longest(model, phase)
+    return _DEFAULT_SEQ if limit is None else min(_DEFAULT_SEQ, limit)
 
 
 def _parameters(model: nn.Module) -> int:
@@ -181,7 +196,7 @@ def _survey_phase(
             return summarize(phase, *find_forms(model, phase, inventory, policy, batch, seq), inventory=inventory)
         exported = export_phase(model, phase, batch, seq)
     except ExportError as error:
-        return PhaseSurvey(phase, error=str(error))
+        return PhaseSurvey(phase, failure=error)
     outcome = find(exported.graph_module.graph, inventory, policy, site_of, tell_waiting=True)
     return summarize(phase, exported, outcome, inventory=inventory)
 

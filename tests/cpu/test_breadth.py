@@ -339,4 +339,4 @@ class TestCommand:
 
     def test_without_all_one_model_is_wanted(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert scan.main([]) == scan.EXIT_ERROR
-        assert "Give one MODEL, or --all" in capsys.readouterr().err
+        assert "or --all for every model type" in capsys.readouterr().err

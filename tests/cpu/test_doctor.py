@@ -18,6 +18,8 @@ from tilegym_fx.doctor import (
     package_check,
     toolkit_check,
 )
+from tilegym_fx.errors import KernelError
+from tilegym_fx.inventory import Inventory
 
 WHEELS = dict.fromkeys(("nvidia-cuda-tileiras", "nvidia-cuda-nvcc", "nvidia-nvvm"), "13.4.92")
 NO_WHEELS: dict[str, str | None] = dict.fromkeys(WHEELS)
@@ -107,6 +109,15 @@ def test_one_kernel_is_compiled_where_the_compiler_is(monkeypatch: pytest.Monkey
     assert doctor.preflight("sm_70").status == "problem"
     monkeypatch.setitem(sys.modules, "tilegym_fx.compile", None)
     assert "no kernel can be loaded" in doctor.preflight("sm_90").found
+
+
+def test_a_kernel_that_cannot_be_loaded_is_told_with_its_own_advice_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(self: Inventory, name: str) -> None:
+        raise KernelError(f"{name} is not there")
+
+    monkeypatch.setattr(Inventory, "entry_point", missing)
+    said = str(doctor.preflight("sm_90"))
+    assert said == f"PROBLEM compile: no kernel can be loaded: cache_append is not there. {KernelError.advice}"
 
 
 CHECKS = (Check("driver", "ok", "580"), Check("settings", "note", "x means nothing", "Unset it"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import linecache
+import logging
 import subprocess
 import sys
 import warnings
@@ -18,18 +20,21 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 from transformers import (
     AutoModelForCausalLM,
+    BertConfig,
     DynamicCache,
     Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     MambaConfig,
+    OPTConfig,
     PreTrainedConfig,
     Qwen3MoeConfig,
+    RobertaConfig,
     masking_utils,
 )
 
 from tilegym_fx.errors import ExportError, UnknownModelError
-from tilegym_fx.export import ExportedGraph, build, export_module, export_phase, site_of
+from tilegym_fx.export import ExportedGraph, build, export_module, export_phase, longest, positions, site_of
 from tilegym_fx.results import Site
 
 aten = torch.ops.aten
@@ -38,6 +43,8 @@ SIZES = {
     "num_key_value_heads": 2, "vocab_size": 50,
 }  # fmt: skip
 LLAMA = LlamaConfig(**SIZES)
+TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+TORCH_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +199,44 @@ def test_more_tokens_than_learned_positions_are_refused() -> None:
     export_phase(model, "decode", 1, 7)
     with pytest.raises(ExportError, match=r"8 positions, and decode with seq 8 needs 9\. Give a seq of at most 7"):
         export_phase(model, "decode", 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        (BertConfig(max_position_embeddings=24, **TINY), 24),
+        (RobertaConfig(max_position_embeddings=24, pad_token_id=1, **TINY), 22),
+        (OPTConfig(max_position_embeddings=24, ffn_dim=64, word_embed_proj_dim=32, **TINY), 24),
+        (LlamaConfig(max_position_embeddings=24, **TINY), None),
+        (LlamaConfig(max_position_embeddings=TINY["vocab_size"], **TINY), None),
+    ],
+    ids=["table", "table that begins behind the padding", "table with spare rows", "rotary", "words alone"],
+)
+def test_a_table_of_positions_is_noticed_and_rotary_ones_go_on(config: Any, most: int | None) -> None:
+    model = build(config)
+    assert positions(model) == most
+    assert longest(model, "decode") == (most and most - 1)
+
+
+class LogsOfItself(nn.Module):
+    """Logs as torch does while it is traced, then fails."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        TORCH_LOG.error("a traceback")
+        TORCH_LOG.warning("a warning")
+        raise ValueError("it fails")
+
+
+def test_errors_that_torch_logs_in_a_capture_are_kept_off_the_terminal_and_nothing_else_is() -> None:
+    handler = logging.StreamHandler(io.StringIO())
+    TORCH_LOG.addHandler(handler)
+    try:
+        with pytest.raises(ExportError, match="it fails"):
+            export_module(LogsOfItself(), (torch.ones(2),))
+        TORCH_LOG.error("an error of another time")
+    finally:
+        TORCH_LOG.removeHandler(handler)
+    assert handler.stream.getvalue().split("\n") == ["a warning", "an error of another time", ""]
 
 
 class TestLiveModel:

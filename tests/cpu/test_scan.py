@@ -16,6 +16,7 @@ from tilegym_fx.schema import Definition
 pytestmark = pytest.mark.xdist_group("scan")  # its patterns are traced once
 PLAIN = ("rms_norm", "add_rms_norm", "silu_mul", "rotary_embedding", "gqa_attention_causal", "gqa_attention", "linear")
 ONLY = [flag for name in PLAIN for flag in ("--only", name)]
+SMALL_GPT2 = {"model_type": "gpt2", "n_positions": 24, "n_embd": 32, "n_layer": 1, "n_head": 2}
 Said = tuple[int, str, str]
 Scan = Callable[..., Said]
 
@@ -103,6 +104,20 @@ class TestOptions:
         assert (found["batch"], found["seq"], found["dtype"]) == (3, 24, "float32")
         assert {row["kind"] for row in found["phases"][0]["definitions"]} == {"compatible"}
 
+    def test_without_seq_a_model_with_few_positions_is_scanned_at_all_of_them(self, run: Scan, tmp_path: Path) -> None:
+        few = tiny_folder.write(tmp_path, **SMALL_GPT2)
+        status, out, _ = run("--only", "linear_bias", model=few, short=False)
+        assert status == scan.EXIT_OK
+        assert "batch 1, 24 tokens (all that it has positions for), times" in out
+        assert [line.split(":")[0] for line in out.splitlines() if " nodes; " in line] == ["prefill", "decode"]
+        _, out, _ = run("--only", "linear_bias", "--seq", "16", model=few, short=False)
+        assert "batch 1, 16 tokens, times" in out
+
+    def test_rotary_positions_go_on(self, run: Scan, tmp_path: Path) -> None:
+        model = tiny_folder.write(tmp_path, max_position_embeddings=24)
+        _, out, _ = run("--phase", "prefill", "--only", "silu_mul", model=model, short=False)
+        assert "batch 1, 2048 tokens, times" in out
+
     def test_another_device_has_other_times(self, run: Scan) -> None:
         here, there = (of(run("--json", "--phase", "prefill", *more)) for more in ((), ("--device", "a100")))
         assert here["milliseconds_estimated"] != there["milliseconds_estimated"]
@@ -166,6 +181,8 @@ class TestRefusals:
     @staticmethod
     def refused(said: Said, *words: str) -> None:
         status, out, err = said
+        assert ".. " not in err
+        assert not err.endswith("..\n")
         (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
         assert (status, out) == (scan.EXIT_ERROR, "")
         assert "Traceback" not in err
@@ -204,10 +221,18 @@ class TestRefusals:
 
     @pytest.mark.parametrize("option", ["--batch", "--seq"])
     def test_no_tokens(self, run: Scan, option: str) -> None:
-        self.refused(run(option, "0"), "Give sizes of 1 and more")
+        self.refused(run(option, "0"), "Give sizes of 1 and more.")
 
     def test_a_prompt_longer_than_the_positions(self, run: Scan) -> None:
-        self.refused(run("--seq", "2000", model="gpt2"), "1024 positions", "Give a seq of at most 1024")
+        said = run("--seq", "2000", model="gpt2")
+        self.refused(said, "1024 positions", "needs 2000. Give a seq of at most 1024.")
+        assert "Leave that part out" not in said[2]
+
+    def test_no_model(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.refused((scan.main([]), *capsys.readouterr()), "no MODEL is named", "a hub id such as", "--all")
+
+    def test_two_models(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.refused((scan.main(["gpt2", "llama"]), *capsys.readouterr()), "2 models are named. Give one")
 
     def test_an_option_that_does_not_exist_is_a_usage_error(self, run: Scan) -> None:
         with pytest.raises(SystemExit) as stopped:

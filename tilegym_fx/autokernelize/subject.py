@@ -14,7 +14,7 @@ from torch.fx import Graph
 
 from tilegym_fx.bench.models import cut_layers
 from tilegym_fx.errors import ExportError, UnknownModelError
-from tilegym_fx.export import ExportedGraph, build, export_module, export_phase, phase_inputs
+from tilegym_fx.export import ExportedGraph, build, export_module, export_phase, phase_inputs, positions
 from tilegym_fx.model_source import resolve_model
 from tilegym_fx.provenance import Provenance, record
 from tilegym_fx.results import Phase
@@ -110,11 +110,11 @@ def capture(
     source = resolve_model(model)
     if layers is not None:
         cut_layers(source.config, layers)
-    positions = getattr(source.config, "n_positions", None)
-    seq = next((n for n in SEQS if positions is None or n < positions), SEQS[-1])
     module = build(source.config, torch.bfloat16)
+    limit = positions(module)
+    seq = next((n for n in SEQS if limit is None or n < limit), SEQS[-1])
     calls = tuple(_calls(module, phases, seq, with_provenance))
-    return Subject(model, source.model_type, module, calls, True, BATCH, seq, positions)
+    return Subject(model, source.model_type, module, calls, True, BATCH, seq, limit)
 
 
 def _calls(module: nn.Module, phases: Sequence[Phase], seq: int, with_provenance: bool) -> Iterator[Call]:

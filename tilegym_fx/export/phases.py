@@ -23,11 +23,15 @@ from tilegym_fx.export.trace import (
     describe,
     export_module,
     unchanged,
+    without_torch_errors,
 )
 from tilegym_fx.results import Phase
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+#: Rows that a table of learned positions may have before its first one.
+_SPARE_ROWS = 4
 
 
 def build(
@@ -159,15 +163,39 @@ def _tokens(batch: int, length: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(batch, length, dtype=torch.long, device=device)
 
 
-def _check_length(model: nn.Module, phase: Phase, seq: int) -> None:
-    """Learned positions end where their table does; rotary ones go on."""
-    config = getattr(model, "config", None)
+def positions(model: nn.Module) -> int | None:
+    """How many positions a model has if it has a table of them, as learned ones are; rotary ones go on."""
+    config: Any = getattr(model, "config", None)
     limit = getattr(config, "n_positions", None)
+    if isinstance(limit, int):
+        return limit
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int) or not hasattr(model, "get_input_embeddings"):
+        return None
+    words = cast(Any, model).get_input_embeddings()
+    tables = [part for part in model.modules() if isinstance(part, nn.Embedding) and part is not words]
+    ends = [_end(table) for table in tables if 0 <= table.num_embeddings - limit <= _SPARE_ROWS]
+    return min(limit, *ends) if ends else None
+
+
+def _end(table: nn.Embedding) -> int:
+    """How many positions a table has; where it has a row for padding, counting starts behind that."""
+    return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+
+
+def longest(model: nn.Module, phase: Phase) -> int | None:
+    """The largest ``seq`` that a model has positions for in a phase; None if there is no limit."""
+    limit = positions(model)
+    return None if limit is None else limit - (phase == "decode")
+
+
+def _check_length(model: nn.Module, phase: Phase, seq: int) -> None:
+    limit = positions(model)
     total = seq + (phase == "decode")
-    if isinstance(limit, int) and total > limit:
+    if limit is not None and total > limit:
         raise ExportError(
             f"{type(model).__name__} has {limit} positions, and {phase} with seq {seq} needs {total}",
-            advice=f"Give a seq of at most {limit - (phase == 'decode')}",
+            advice=f"Give a seq of at most {longest(model, phase)}",
         )
 
 
@@ -184,6 +212,7 @@ def _after_prompt(model: nn.Module, kwargs: dict[str, Any]) -> Any:
                 torch.no_grad(),
                 mode,
                 copies_as_clones(),
+                without_torch_errors(),
                 unchanged(model),
                 holes.made(model),
                 caches.code_for_tracing(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 import time
 import warnings
@@ -96,6 +97,7 @@ def export_module(
         stack.enter_context(unchanged(module))
         stack.enter_context(holes.made(module))
         stack.enter_context(copies_as_clones())
+        stack.enter_context(without_torch_errors())
         _enter_transformers(stack, module, inputs, static=dynamic_shapes is None)
         program = _trace(module, args, inputs, dynamic_shapes)
     traced = time.perf_counter()
@@ -146,6 +148,24 @@ def copies_as_clones() -> Iterator[None]:
     finally:
         for kind in kinds:
             delattr(kind, "__deepcopy__")
+
+
+@contextmanager
+def without_torch_errors() -> Iterator[None]:
+    """Keeps what torch logs of errors off the terminal: a whole traceback of what we raise, or find a way around."""
+    names = [name for name in list(logging.root.manager.loggerDict) if name.startswith("torch.")]
+    handlers = {handler for name in ("torch", *names) for handler in logging.getLogger(name).handlers}
+
+    def is_no_error(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.ERROR
+
+    for handler in handlers:
+        handler.addFilter(is_no_error)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(is_no_error)
 
 
 def describe(error: BaseException) -> str:

@@ -163,7 +163,7 @@ def _run_of(definition: Definition) -> Any:
     try:
         return reference_function(definition.name, definition.reference)
     except InventoryError as error:
-        raise SynthesisError(str(error)) from error
+        raise SynthesisError(error.what, advice=error.next_step) from error
 
 
 def _follows(definition: Definition, graph: Graph) -> set[Node]:
