@@ -33,7 +33,7 @@ _MAX_MESSAGE = 240
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _CAUSAL_CLASS = "AutoModelForCausalLM"
 #: What making a configuration object out of somebody's JSON can raise.
-_BAD_CONFIG = (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+_BAD_CONFIG = (ArithmeticError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -154,11 +154,14 @@ def _read(place: str, name: str, *, trust: bool, local: bool) -> PreTrainedConfi
     try:
         with _quiet_hub():
             fields, _ = PreTrainedConfig.get_config_dict(place, local_files_only=local)
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, RecursionError, TypeError, ValueError) as error:
         raise _unknown(name, f"has no readable config.json: {_one_line(error)}") from None
     if not isinstance(fields, dict):
         raise _unknown(name, "has a config.json that holds no object")
     model_type, code = fields.get("model_type"), fields.get("auto_map") or {}
+    for key, value, kind in (("model_type", model_type or "", str), ("auto_map", code, dict)):
+        if not isinstance(value, kind):
+            raise _unknown(name, f"has a config.json whose {key} is a {type(value).__name__}, {value!r:.40}")
     if model_type not in CONFIG_MAPPING and "AutoConfig" not in code:
         raise _unknown_type(name, model_type)
     if model_type not in CONFIG_MAPPING and not trust:

@@ -8,6 +8,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -340,3 +341,12 @@ class TestCommand:
     def test_without_all_one_model_is_wanted(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert scan.main([]) == scan.EXIT_ERROR
         assert "or --all for every model type" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{"limit": -1.0}, {"limit": 0.0}, {"jobs": 0}], ids=str)
+def test_numbers_that_leave_nothing_to_run_are_refused_before_anything_starts(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="leave nothing to run"):
+        run.run_all(tmp_path / "out", ["llama"], **options)
+    assert not (tmp_path / "out").exists()

@@ -120,8 +120,12 @@ class TestFolder:
             ({"hidden_size": 8}, "without a model_type"),
             ({"model_type": "lamma"}, "'lamma', which transformers"),
             ({"model_type": "llama", "hidden_size": "wide"}, "is not usable: .*hidden_size"),
+            ({"model_type": 3}, "model_type is a int, 3"),
+            ({"model_type": "mine", "auto_map": ["AutoConfig"]}, "auto_map is a list"),
+            ({"model_type": "llama", "num_attention_heads": 0}, "is not usable: ZeroDivisionError"),
+            ("[" * 100_000, "no readable config.json"),
         ],
-        ids=["cut", "list", "no type", "unknown type", "wrong field"],
+        ids=["cut", "list", "no type", "unknown type", "wrong field", "type", "map", "no heads", "deep"],
     )
     def test_a_broken_one_is_one_clear_error(self, tmp_path: Path, config: Any, message: str) -> None:
         with pytest.raises(UnknownModelError, match=message):

@@ -32,7 +32,8 @@ def run_all(
         roots: Further inventory roots.
 
     Raises:
-        UsageError: ``only`` names a type that is no causal language model, or the folder cannot be written.
+        UsageError: ``only`` names a type that is no causal language model, the folder cannot be written, or
+            a number is not positive.
     """
     known = causal_model_types()
     strangers = sorted(set(only) - set(known))
@@ -40,6 +41,8 @@ def run_all(
         raise UsageError(
             f"{strangers[0]!r} is no model type of a causal language model", advice="Without names, all are tried"
         )
+    if limit <= 0 or jobs < 1:
+        raise UsageError(f"--limit {limit:g} and --jobs {jobs} leave nothing to run", advice="Give positive numbers")
     rows = _begun(folder)
     wanted = list(only) or [name for name in known if name not in rows]
     for done, row in enumerate(judged(wanted, jobs=jobs, limit=limit, roots=roots), 1):
