@@ -73,6 +73,7 @@ class Report:
         problems: Capture -> why it could not be made.
         checks: Outputs compared with the original's; empty without ``verify`` or on ``meta``.
         seconds: Wall time of capturing, matching and writing.
+        in_both_forms: How many places of ``graph_form`` the emitted module has too, over all captures.
         given_back: Modules that run their author's code again, because of what was put on them since.
     """
 
@@ -86,6 +87,7 @@ class Report:
     seconds: float = 0.0
     given_back: tuple[GivenBack, ...] = ()
     graph_form: Mapping[str, Estimate] = field(default_factory=dict)
+    in_both_forms: int = 0
 
     @classmethod
     def of(cls, model: nn.Module, made: EmitResult, outcomes: Mapping[str, Outcome], problems: Mapping[str, str],
@@ -94,8 +96,9 @@ class Report:
         found = tuple(r for outcome in outcomes.values() for r in outcome.rejections)
         estimates = {name: _estimate(outcome, made) for name, outcome in outcomes.items()}
         anywhere = {name: _anywhere(outcome) for name, outcome in outcomes.items()}
+        shared = sum(_shared(outcome, made) for outcome in outcomes.values())
         return cls(type(model).__name__, made.text, made.written, (*made.refused, *found), estimates, dict(problems),
-                   seconds=seconds, graph_form=anywhere)  # fmt: skip
+                   seconds=seconds, graph_form=anywhere, in_both_forms=shared)  # fmt: skip
 
     def with_checks(self, checks: Sequence[Check]) -> Report:
         return replace(self, checks=tuple(checks))
@@ -159,6 +162,13 @@ def _anywhere(outcome: Outcome) -> Estimate:
     chosen = outcome.chosen if outcome.anywhere is None else outcome.anywhere
     ours = [_place(p, p.match.site.module_path) for p in chosen]
     return Estimate(tuple(ours), _authors_time(outcome) - sum(place.before for place in ours))
+
+
+def _shared(outcome: Outcome, made: EmitResult) -> int:
+    written = {id(w.match) for w in made.written}
+    keys = {(p.match.definition, p.match.outputs) for p in outcome.chosen if id(p.match) in written}
+    anywhere = outcome.chosen if outcome.anywhere is None else outcome.anywhere
+    return sum((p.match.definition, p.match.outputs) in keys for p in anywhere)
 
 
 def _place(planned: PlannedMatch, path: str) -> Place:

@@ -2,84 +2,97 @@
 
 from __future__ import annotations
 
-import sys
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from . import folding
+from .errors import UsageError
+from .folding import Folding
 from .results import Match, Rejection
 from .survey import PhaseSurvey, Survey, short, versions
 
-_FILE_WIDTH = 160
 _UNCOVERED_SHOWN = 12
-_ALL = " (all that it has positions for)"
 _MISSES_SHOWN = 12
-
-
-def _console() -> Console:
-    """The terminal's width on a terminal, else wide enough for a source line in each row."""
-    return Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
+_ALL = " (all that it has positions for)"
+_FILE = re.compile(r"(\S+\.py)(?=:\d)")
 
 
 def print_survey(found: Survey, console: Console | None = None) -> None:
     """Header, then for each phase its Definitions, coverage, uncovered ops and near misses."""
-    out = console or _console()
+    out = console or folding.console()
     v = versions()
-    out.print(
+    folding.show(
         f"[bold]{escape(found.source.name)}[/]  {found.class_name}, {found.parameters / 1e9:.2f} B parameters"
-        f", {found.dtype} ({found.source.provenance})"
+        f", {found.dtype} ({found.source.provenance})",
+        out,
     )
     tokens = f"{found.seq} tokens{_ALL if found.shortened else ''}"
-    out.print(
+    folding.show(
         f"batch {found.batch}, {tokens}, times estimated for {found.device}; torch {v['torch']}, "
-        f"transformers {v['transformers']}, tilegym_fx {v['tilegym-fx']}"
+        f"transformers {v['transformers']}, tilegym_fx {v['tilegym-fx']}",
+        out,
     )
+    place = _places(found)
     for phase in found.phases:
-        _print_phase(phase, out)
+        _print_phase(phase, place, out)
 
 
-def _print_phase(phase: PhaseSurvey, out: Console) -> None:
+def _places(found: Survey) -> Callable[[str], Folding]:
+    """What shows a site: its file by name alone, unless two files that the survey speaks of share that name."""
+    files = {file for phase in found.phases for where in _wheres(phase) for file in _FILE.findall(where)}
+    names = Counter(file.split("/")[-1] for file in files)
+
+    def named(file: re.Match[str]) -> str:
+        name = file[1].split("/")[-1]
+        return name if names[name] == 1 else file[1]
+
+    return lambda where: Folding(_FILE.sub(named, where))
+
+
+def _wheres(phase: PhaseSurvey) -> Iterator[str]:
+    yield from (row.where for row in phase.definitions)
+    yield from (row.where for row in phase.uncovered)
+    yield from (row.where for row in phase.near_misses)
+
+
+def _print_phase(phase: PhaseSurvey, place: Callable[[str], Folding], out: Console) -> None:
     out.print()
     if phase.error:
-        out.print(f"[bold]{phase.phase}[/]: {escape(phase.error)}")
+        folding.show(f"[bold]{phase.phase}[/]: {escape(phase.error)}", out)
         return
     stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phase.seconds.items())
-    out.print(f"[bold]{phase.phase}[/]: {phase.nodes} nodes; {stages}")
+    folding.show(f"[bold]{phase.phase}[/]: {phase.nodes} nodes; {stages}", out)
     for block, reason in phase.left_out.items():
-        out.print(f"[bold]{block} left out[/]: {escape(reason)}")
-    out.print(_definitions(phase))
-    out.print(f"estimated coverage [bold]{phase.coverage:.1%}[/] of {phase.milliseconds:.2f} ms")
+        folding.show(f"[bold]{block} left out[/]: {escape(reason)}", out)
+    folding.show(_definitions(phase, place), out)
+    folding.show(f"estimated coverage [bold]{phase.coverage:.1%}[/] of {phase.milliseconds:.2f} ms", out)
     if phase.uncovered:
-        out.print(_uncovered(phase))
+        folding.show(_uncovered(phase, place), out)
     if phase.near_misses:
-        out.print(_misses(phase))
+        folding.show(_misses(phase, place), out)
 
 
-def _table(*columns: str, title: str | None = None) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
-    for column in columns:
-        numeric = column in ("sites", "time", "count")
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    return table
-
-
-def _definitions(phase: PhaseSurvey) -> Table:
-    with_forms = any(row.form for row in phase.definitions)
-    forms = ("form",) if with_forms else ()
-    table = _table("Definition", "sites", "match", *forms, "Solution", "time", "first at")
+def _definitions(phase: PhaseSurvey, place: Callable[[str], Folding]) -> Table:
+    form = ("form",) if any(row.form for row in phase.definitions) else ()
+    solution = ("Solution",) if any(row.solution != row.name for row in phase.definitions) else ()
+    table = folding.table("Definition", "sites", "match", *form, *solution, "time", "first at")
     for row in phase.definitions:
-        form = (row.form or "",) if with_forms else ()
+        more = [row.form or ""] * len(form) + [Folding(row.solution or "-")] * len(solution)
         share = f"{row.time_share:.1%}"
-        table.add_row(row.name, str(row.sites), row.kind, *form, row.solution or "-", share, escape(row.where))
+        table.add_row(Folding(row.name), str(row.sites), row.kind, *more, share, place(row.where))
     return table
 
 
-def _uncovered(phase: PhaseSurvey) -> Table:
-    table = _table("op", "count", "time", "where", title="uncovered, by estimated time")
+def _uncovered(phase: PhaseSurvey, place: Callable[[str], Folding]) -> Table:
+    table = folding.table("op", "count", "time", "where", title="uncovered, by estimated time")
     for row in phase.uncovered[:_UNCOVERED_SHOWN]:
-        table.add_row(row.op, str(row.count), f"{row.time_share:.2%}", escape(row.where))
+        table.add_row(Folding(row.op), str(row.count), f"{row.time_share:.2%}", place(row.where))
     rest = phase.uncovered[_UNCOVERED_SHOWN:]
     if rest:
         table.add_row(
@@ -88,32 +101,67 @@ def _uncovered(phase: PhaseSurvey) -> Table:
     return table
 
 
-def _misses(phase: PhaseSurvey) -> Table:
-    table = _table("Definition", "where", "why not", title="near misses")
+def _misses(phase: PhaseSurvey, place: Callable[[str], Folding]) -> Table:
+    table = folding.table("Definition", "where", "why not", title="near misses")
     for row in phase.near_misses[:_MISSES_SHOWN]:
-        table.add_row(row.definition, escape(row.where), escape(row.reason))
+        table.add_row(Folding(row.definition), place(row.where), Folding(row.reason))
     if len(phase.near_misses) > _MISSES_SHOWN:
         table.add_row(f"{len(phase.near_misses) - _MISSES_SHOWN} more", "", "--json has them all")
     return table
 
 
-def print_explanation(found: Survey, wanted: str, console: Console | None = None) -> None:
-    """Every chosen Match and every Rejection whose class, module path or source line contains ``wanted``."""
-    out = console or _console()
+def print_explanation(
+    found: Survey, wanted: str, definitions: Collection[str] = (), console: Console | None = None
+) -> None:
+    """Every chosen Match and every Rejection of a Definition, or at a class, module path or source line.
+
+    Args:
+        found: The survey.
+        wanted: Name of a Definition, or part of a place as the survey names it.
+        definitions: Names that are right although nothing in this model comes near them.
+        console: Where to print; by default standard output.
+
+    Raises:
+        UsageError: The model has no such place, and there is no such Definition.
+    """
+    _check_wanted(found, wanted, definitions)
+    out = console or folding.console()
     for phase in found.phases:
-        if phase.outcome is None:
-            continue
         out.print(f"[bold]{phase.phase}[/]")
-        lines = [_taken(p.match) for p in phase.outcome.chosen if _concerns(short(p.match.site), wanted)]
-        lines += [_rejected(r) for r in phase.outcome.rejections if _concerns(short(r.site), wanted)]
-        for line in dict.fromkeys(lines):
+        if phase.outcome is None:
+            out.print(f"  {escape(phase.error or '')}")
+            continue
+        lines = [_taken(p.match) for p in phase.outcome.chosen if _concerns(p.match, wanted)]
+        lines += [_rejected(r) for r in phase.outcome.rejections if _concerns(r, wanted)]
+        for line in dict.fromkeys(lines) or ["  nothing matches or comes near"]:
             out.print(escape(line), soft_wrap=True)
-        if not lines:
-            out.print(f"  nothing at {escape(wanted)}: give a class, a module path, a file or file:line")
 
 
-def _concerns(where: str, wanted: str) -> bool:
-    return wanted in where
+def _check_wanted(found: Survey, wanted: str, definitions: Collection[str]) -> None:
+    names = set(_names(found))
+    if wanted in definitions or any(wanted in name for name in names):
+        return
+    near = difflib.get_close_matches(wanted, {*names, *definitions}, n=3, cutoff=0.6)
+    hint = f"; did you mean {', '.join(f'`{name}`' for name in near)}" if near else ""
+    raise UsageError(
+        f"nothing in {found.source.name} is called {wanted!r}",
+        advice=f"Give a Definition, a class, a module path, a file or file:line{hint}",
+    )
+
+
+def _names(found: Survey) -> Iterator[str]:
+    """Of the places of a model: classes, module paths, and the places themselves."""
+    for phase in found.phases:
+        yield from _wheres(phase)
+        if phase.outcome is not None:
+            yield from (short(p.match.site) for p in phase.outcome.chosen)
+            yield from (short(r.site) for r in phase.outcome.rejections)
+        for path, module in phase.graph.model.named_modules() if phase.graph else ():
+            yield from (path, type(module).__name__)
+
+
+def _concerns(place: Match | Rejection, wanted: str) -> bool:
+    return wanted == place.definition or wanted in short(place.site)
 
 
 def _taken(match: Match) -> str:

@@ -65,7 +65,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="tell of each match whether it can be written in source form, in graph form alone, or both; takes longer",
     )
-    p.add_argument("--explain", metavar="CLASS_OR_LINE", help="every match and miss in one class, file or file:line")
+    p.add_argument(
+        "--explain",
+        metavar="PLACE",
+        help="every match and miss of one Definition, or in one class, module path, file or file:line",
+    )
     p.add_argument("--draft", type=Path, metavar="DIR", help="write a draft Definition for each uncovered region")
     p.add_argument("--emit", type=Path, metavar="DIR", help="write modeling_<model type>.py, the patch in source form")
     p.add_argument(
@@ -137,18 +141,18 @@ def _scan(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         print(json.dumps(as_json(found), indent=1))
     elif args.explain:
-        print_explanation(found, args.explain)
+        print_explanation(found, args.explain, inventory.definitions)
     else:
         print_survey(found)
     if args.draft:
         written = write_drafts(found, args.draft)
         print(f"{len(written)} draft Definitions in {args.draft}", file=sys.stderr)
     if args.emit:
-        print(f"wrote {_emit(args, found, inventory, policy)}", file=sys.stderr)
+        print(_emit(args, found, inventory, policy), file=sys.stderr)
     return EXIT_NO_MATCH if args.strict and not found.sites else EXIT_OK
 
 
-def _emit(args: argparse.Namespace, found: Survey, inventory: Inventory, policy: Policy) -> Path:
+def _emit(args: argparse.Namespace, found: Survey, inventory: Inventory, policy: Policy) -> str:
     model = next(phase.graph.model for phase in found.phases if phase.graph is not None)
     made, report = plan_source_form(
         model, only=policy.only, skip=policy.skip, inventory=inventory, device=policy.device
@@ -156,10 +160,15 @@ def _emit(args: argparse.Namespace, found: Survey, inventory: Inventory, policy:
     if not made.text:
         raise MatchError(f"nothing of {args.model} can be written in source form: {'; '.join(report.misses()[:1])}")
     if args.layout == "tilegym":
-        return write_folder(made, model, inventory, args.emit)
-    path = emitted_path(args.emit, model)
-    save(made.text, path)
-    return path
+        path = write_folder(made, model, inventory, args.emit)
+    else:
+        path = emitted_path(args.emit, model)
+        save(made.text, path)
+    written, planned = report.in_both_forms, sum(len(form.ours) for form in report.graph_form.values())
+    places = f"{written} of {planned} places; the others need graph form (--forms tells which)"
+    if written == planned:
+        places = f"all {planned} places"
+    return f"wrote {path}: {places}\nto apply it: import {path.stem}; {path.stem}.apply(model)"
 
 
 if __name__ == "__main__":

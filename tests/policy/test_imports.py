@@ -38,7 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": {"pipeline"},
     "forms": {"emit", "export", "inventory", "pipeline", "plan", "provenance"},
     "survey": {"export", "forms", "inventory", "model_source", "pipeline", "plan"},
-    "render": {"survey"},
+    "folding": set(),
+    "render": {"folding", "survey"},
     "draft": {"export", "normalize", "reference", "region", "survey"},
     "live_report": {"apply", "emit", "pipeline", "verify"},
     "live": {
@@ -116,7 +117,7 @@ ONLY_IN: dict[str, set[str]] = {
     "cuda": {"compile", "interpreter", "launch"},
     "networkx": {"draft", "match", "plan", "region", "rewrite"},
     "pydantic": {"inventory", "schema"},
-    "rich": {"bench", "inventory", "render", "scan"},
+    "rich": {"bench", "folding", "inventory", "render", "scan"},
     "argparse": {"autokernelize", "bench", "doctor", "inventory", "kernel_bench", "new", "scan", "tune"},
 }
 
