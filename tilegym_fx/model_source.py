@@ -30,6 +30,10 @@ Provenance = Literal["shipped table", "folder", "model type", "hub"]
 
 _CONNECT_SECONDS = 3.0
 _MAX_MESSAGE = 240
+_OFFLINE = (
+    "Ask again with a network, or give a local folder with its config.json, a transformers model type or an id of the"
+    " shipped table"
+)
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _CAUSAL_CLASS = "AutoModelForCausalLM"
 #: What making a configuration object out of somebody's JSON can raise.
@@ -142,7 +146,7 @@ def _from_hub(name: str, *, trust: bool) -> PreTrainedConfig:
         PreTrainedConfig.get_config_dict(name, local_files_only=True)
     except OSError:
         if constants.HF_HUB_OFFLINE or not _reachable(constants.ENDPOINT):
-            raise _unknown(name, "is not known here, and the hub cannot be asked (no network)") from None
+            raise _unknown(name, "is not known here, and the hub cannot be asked (no network)", _OFFLINE) from None
         return _read(name, name, trust=trust, local=False)
     return _read(name, name, trust=trust, local=True)
 
@@ -242,10 +246,9 @@ def _reachable(endpoint: str) -> bool:
         return False
 
 
-def _unknown(name: str, problem: str) -> UnknownModelError:
+def _unknown(name: str, problem: str, advice: str = UnknownModelError.advice) -> UnknownModelError:
     near = _nearest(name)
-    advice = f"{UnknownModelError.advice}; did you mean {near}" if near else None
-    return UnknownModelError(f"{name!r} {problem}", advice=advice)
+    return UnknownModelError(f"{name!r} {problem}", advice=f"{advice}; did you mean {near}" if near else advice)
 
 
 def _unknown_type(name: str, model_type: str | None) -> UnknownModelError:

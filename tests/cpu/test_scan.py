@@ -224,7 +224,9 @@ class TestRefusals:
             assert word in line
 
     def test_an_id_that_is_nowhere(self, run: Scan) -> None:
-        self.refused(run(model="nobody/nothing"), "'nobody/nothing'", "no network")
+        said = run(model="nobody/nothing")
+        self.refused(said, "'nobody/nothing'", "no network", "a local folder with its config.json")
+        assert "Give a hub id" not in said[2]
 
     def test_a_misspelt_id_names_the_nearest(self, run: Scan) -> None:
         self.refused(run(model="meta-llama/Llama-3.1-8C"), "did you mean `meta-llama/Llama-3.1-8B`")
