@@ -14,15 +14,17 @@ from typing import Any, cast
 import torch
 from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
 
 from . import reports
 from .cost import device_of
 from .errors import UsageError
 from .export.sites import site_of
 from .inventory import load
+from .normalize import pin_gradients
 from .pipeline import Outcome, find
 from .plan import Policy
 from .results import Plan, Rejection
@@ -31,6 +33,7 @@ from .rewrite import rewrite
 log = logging.getLogger("tilegym_fx")
 _OWN_OPTIONS = ("inner", "only", "skip")
 _INNERS = ("inductor", "eager")
+_CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 
 
 def tilegym_fx_backend(
@@ -60,19 +63,34 @@ def tilegym_fx_backend(
     if inner == "eager" and (mode or options):
         unknown = next(iter(options), "mode")
         raise UsageError(f"inner='eager' takes no {unknown!r}", advice="Leave it out, or use inner='inductor'")
-    reason = _unknown_dtypes(gm)
+    reason = _unknown_dtypes(gm) or _hidden_gradients(gm)
     if reason is not None:
-        log.warning("a graph is left as it is: %s", reason)
-        nothing = Rejection("every Definition", "any", lambda: reason, ())
-        reports.add(Outcome(Plan((), (nothing,)), len(gm.graph.nodes)))
-        return gm if inner == "eager" else _inductor(gm, example_inputs, mode, options)
+        return _left_alone(gm, example_inputs, inner, mode, options, reason)
     aten_graph = to_aten(gm, example_inputs)
+    reason = _lost_values(aten_graph)
+    if reason is not None:
+        return _left_alone(gm, example_inputs, inner, mode, options, reason)
+    pin_gradients(aten_graph.graph, torch.is_grad_enabled())
     policy = Policy(device_of(_cuda_device(example_inputs)), **own)
     outcome = find(aten_graph.graph, load(), policy, site_of, keep_layouts=True)
     rewrite(aten_graph.graph, outcome.plan)
     aten_graph.recompile()
     reports.add(outcome)
     return aten_graph if inner == "eager" else _inductor(aten_graph, example_inputs, mode, options)
+
+
+def _left_alone(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    inner: str,
+    mode: str | None,
+    options: dict[str, Any],
+    reason: str,
+) -> Callable[..., Any]:
+    log.warning("a graph is left as it is: %s", reason)
+    nothing = Rejection("every Definition", "any", lambda: reason, ())
+    reports.add(Outcome(Plan((), (nothing,)), len(gm.graph.nodes)))
+    return gm if inner == "eager" else _inductor(gm, example_inputs, mode, options)
 
 
 def _unknown_dtypes(gm: GraphModule) -> str | None:
@@ -90,6 +108,29 @@ def _unknown_dtypes(gm: GraphModule) -> str | None:
     return None
 
 
+def _hidden_gradients(gm: GraphModule) -> str | None:
+    """Why a trace of the graph would lose a gradient that its author wrote, or None.
+
+    A trace sees through these operators, and keeps only what they compute in the forward direction.
+    """
+    graphs = [module.graph for module in gm.modules() if isinstance(module, GraphModule)]
+    for node in (node for graph in graphs for node in graph.nodes):
+        target = node.target
+        if isinstance(target, HigherOrderOperator) and (
+            ProxyTorchDispatchMode not in target.python_key_table or target is _CHECKPOINT
+        ):
+            return f"{target.name()} has a backward of its own, which a trace does not keep"
+    return None
+
+
+def _lost_values(traced: GraphModule) -> str | None:
+    """Why the traced graph is not the whole one, or None: a value without an operation became a constant."""
+    for node in traced.graph.find_nodes(op="get_attr"):
+        if isinstance(getattr(traced, str(node.target), None), FakeTensor):
+            return f"{node.name} comes from something that no operation tells, such as .data"
+    return None
+
+
 def to_aten(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     """Trace a torch-level graph to ATen, not decomposed, on fake inputs."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -100,6 +141,8 @@ def to_aten(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
         if mode is not None:
             values = [mode.from_tensor(v) if _is_real(v) else v for v in values]
         traced = make_fx(gm, pre_dispatch=True, _allow_non_fake_inputs=True)(*values)
+    for node, value in zip(traced.graph.find_nodes(op="placeholder"), values, strict=True):
+        node.meta["requires_grad"] = isinstance(value, torch.Tensor) and value.requires_grad
     _keep_dynamo_notes(gm, traced)
     return traced
 

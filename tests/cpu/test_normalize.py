@@ -77,7 +77,8 @@ SAME: dict[str, tuple[Code, ...]] = {
     "casts": (lambda x: x.to(FP32), lambda x: x.float(), lambda x: x.type(FP32), lambda x: x.to(dtype=FP32)),
     "round trips": (torch.sin, lambda x: x.float().to(BF16).sin(), lambda x: x.double().to(BF16).sin()),
     "promotion": (lambda x: x.float() * x.float().sin(), lambda x: x * x.float().sin()),
-    "copies": (torch.sin, lambda x: x.clone().contiguous().detach().sin()),
+    "copies": (torch.sin, lambda x: x.clone().contiguous().sin()),
+    "detached integers": (lambda x: x.argmax(-1) + 1, lambda x: x.argmax(-1).detach() + 1),
     "dropout": (
         torch.sin,
         lambda x: F.dropout(x, 0.5, training=False).sin(),
@@ -151,6 +152,7 @@ def test_one_form(name: str) -> None:
         (lambda x: x.t().reshape(2, 12), lambda x: x.reshape(2, 12)),
         (lambda x: torch.rsub(x, x, alpha=3), lambda x: x - x),
         (lambda x: x.square(), lambda x: x.float().square().to(BF16)),
+        (lambda x: x.sin(), lambda x: x.detach().sin()),
     ],
 )
 def test_what_differs_stays_apart(one: Code, two: Code) -> None:

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 #: Operations that give their first argument's value again.
 _CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default}
 _SAME_VALUE = _CASTS | {
-    aten.alias.default, aten.contiguous.default, aten.clone.default, aten.detach.default,
+    aten.alias.default, aten.contiguous.default, aten.clone.default,
     aten.dropout.default,
 }  # fmt: skip
 

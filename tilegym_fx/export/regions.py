@@ -100,7 +100,9 @@ def drop_capture_noise(graph_module: GraphModule) -> int:
         if len(filled) == 1 < len(node.args[0]):
             count += _replace(node, filled[0])
     for node in graph.find_nodes(op="call_function", target=aten.detach_.default):
-        count += _replace(node, node.all_input_nodes[0])
+        constant = node.all_input_nodes[0]
+        if constant.op != "call_function" or constant.target in _LIFTS:
+            count += _replace(node, constant)
     if count:
         graph_module.recompile()
     return count

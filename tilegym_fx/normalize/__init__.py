@@ -14,6 +14,7 @@ from ..errors import InternalError
 from . import arithmetic, assembly, casts, cleanup, inplace, orders, views
 from .aliasing import Writes
 from .edit import GraphPass, aten, calls
+from .gradients import pin_gradients
 from .layouts import pin_layouts
 
 #: Order matters only where the comment says so; the list runs until nothing changes.
@@ -116,4 +117,4 @@ def _require_normal(graph: Graph) -> None:
             raise InternalError(f"node {node.name} ({node.target}) should not be in the normal form")
 
 
-__all__ = ["PASSES", "normalize", "pin_layouts"]
+__all__ = ["PASSES", "normalize", "pin_gradients", "pin_layouts"]

@@ -10,6 +10,7 @@ from torch.fx import Graph, Node
 
 from .aliasing import Writes, written_args
 from .edit import aten, calls, size_key, switches_mode, take_over, val
+from .gradients import differentiable
 
 _ASSERTS = {
     aten._assert_tensor_metadata.default,
@@ -109,7 +110,7 @@ def _first_with_size(graph: Graph) -> dict[Any, Node | tuple[Node, int]]:
 def drop_copies(graph: Graph) -> int:
     """Remove copies and aliases of values that nobody writes: they change strides at most.
 
-    A copy that is itself an output stays: the caller may write it. ``detach`` stays where gradients flow.
+    A copy that is itself an output stays: the caller may write it. ``detach`` stays where it can cut a gradient.
     """
     writes = Writes(graph)
     changed = 0
@@ -117,7 +118,7 @@ def drop_copies(graph: Graph) -> int:
         source = node.args[0]
         if not isinstance(source, Node) or not _may_go(node, source, writes):
             continue
-        if node.target is aten.detach.default and val(source).requires_grad:
+        if node.target is aten.detach.default and differentiable(val(source)):
             continue
         take_over(node, source)
         changed += 1

@@ -10,6 +10,7 @@ from torch.fx import Graph, Node
 
 from .aliasing import MAY_ALIAS
 from .edit import aten, calls, fake_call, is_tensor, replace, same_size, val
+from .gradients import without_gradients
 
 _FUNCTIONAL: dict[Any, Any] = {
     aten.add_.Tensor: aten.add.Tensor,
@@ -31,13 +32,17 @@ _FUNCTIONAL: dict[Any, Any] = {
 
 
 def drop_needless_writes(graph: Graph) -> int:
-    """``x.add_(y)`` becomes ``x + y`` where ``x`` is new and nobody reads it afterwards."""
+    """``x.add_(y)`` becomes ``x + y`` where ``x`` is new and nobody reads it afterwards.
+
+    Not where the graph turns gradients off: the sum would have none, what is written in place keeps its own.
+    """
     found = list(calls(graph, set(_FUNCTIONAL)))
+    kept = without_gradients(graph) if found else set()
     position = {node: i for i, node in enumerate(graph.nodes)} if found else {}
     changed = 0
     for node in found:
         old = node.args[0]
-        if not isinstance(old, Node) or node.kwargs or not _is_new(old):
+        if node in kept or not isinstance(old, Node) or node.kwargs or not _is_new(old):
             continue
         if not all(user is node or _has_read(user, position, node) for user in old.users):
             continue
