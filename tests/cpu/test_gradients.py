@@ -189,12 +189,50 @@ class InputCut(Gate):
         return F.silu(x.detach()) * self.up(x)
 
 
+class GateSwitched(Gate):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.set_grad_enabled(False)
+        gate = F.silu(self.gate(x))
+        torch.set_grad_enabled(True)
+        y = gate * self.up(x)
+        return y
+
+
+class GateOfHelper(Gate):
+    def activated(self, x: Tensor) -> Tensor:
+        return F.silu(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activated(self.gate(x)) * self.up(x)
+
+
+class GateOfDecorated(GateOfHelper):
+    @torch.no_grad()
+    def activated(self, x: Tensor) -> Tensor:
+        return F.silu(x)
+
+
+@torch.inference_mode(mode=False)
+@torch.no_grad()
+def activated(x: Tensor) -> Tensor:
+    return F.silu(x)
+
+
+class GateOfFunction(Gate):
+    def forward(self, x: Tensor) -> Tensor:
+        return activated(self.gate(x)) * self.up(x)
+
+
 @pytest.mark.parametrize(
     ("module", "used"),
     [
         (Gate, ["linear_silu_mul"]),
         (GateCut, ["linear", "silu_mul"]),
         (GateCutInPlace, ["linear"]),
+        (GateSwitched, []),
+        (GateOfHelper, ["linear_silu_mul"]),
+        (GateOfDecorated, ["linear"]),
+        (GateOfFunction, ["linear"]),
         (WeightsCut, []),
         (InputCut, ["linear", "silu_mul"]),
     ],

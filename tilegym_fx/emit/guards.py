@@ -21,7 +21,7 @@ from ..provenance import OPAQUE, Call, NodeRef
 from .conditions import PLAIN, Conditions, is_not, literal, unparse, wrapped
 from .flow import target_names
 from .outcome import Refusal
-from .owner import hooks_of
+from .owner import grad_switch, hooks_of
 from .regions import writes_in_place
 from .scope import SHAPE_METHODS, Scope
 from .source import children
@@ -240,6 +240,8 @@ class Inspector(Conditions):
         at = view(self.home.provenance, child)
         if at is None or child.is_generator:
             raise Refusal(f"the source of {child.code.co_name} is not known")
+        if (switch := grad_switch(at)) is not None:
+            raise Refusal(f"@{switch} of {at.where()} would be dropped")
         inner = self._bind(at, expr, scope)
         if "/torch/nn/modules/" in child.code.co_filename:
             self._torch_module(at, inner)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 
 from .flow import sees_all_locals
@@ -20,6 +21,7 @@ from .values import View
 #: Packages whose modules wrap a model's own; their code is not the model's.
 WRAPPERS = ("torch", "peft", "accelerate", "bitsandbytes", "torchao", "deepspeed", "kernels")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GRAD_SWITCHES = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.set_grad_enabled)
 _DECORATORS_FROM = ("torch", "transformers", "functools", "typing")
 
 
@@ -181,18 +183,41 @@ def _read_text(view: View) -> None:
         name = part.id if isinstance(part, ast.Name) else part.attr if isinstance(part, ast.Attribute) else ""
         if name.startswith("__") and not name.endswith("__"):
             raise Refusal(f"{where} uses the private name {name}")
+        if isinstance(part, ast.Expr) and isinstance(part.value, ast.Call) and _is_grad_switch(part.value, view):
+            raise Refusal(f"{where} turns gradients on or off by a statement")
         if isinstance(part, ast.Name) and part.id == "tilegym_fx" and not isinstance(part.ctx, ast.Load):
             raise Refusal(f"{where} has a local named tilegym_fx")
     for decorator in node.decorator_list:
         _check_decorator(decorator, view)
 
 
-def _check_decorator(decorator: ast.expr, view: View) -> None:
+def grad_switch(view: View) -> str | None:
+    """The decorator of a function that turns gradients on or off for it, as text."""
+    for decorator in view.source.node.decorator_list:
+        if _is_grad_switch(decorator, view):
+            return ast.unparse(decorator)
+    return None
+
+
+def _is_grad_switch(expr: ast.expr, view: View) -> bool:
+    named = expr.func if isinstance(expr, ast.Call) else expr
+    if not all(isinstance(part, (ast.Name, ast.Attribute, ast.Load)) for part in ast.walk(named)):
+        return False  # to ask what it is would call something
+    held = _held(expr, view)
+    return (held if isinstance(held, type) else type(held)) in _GRAD_SWITCHES
+
+
+def _held(decorator: ast.expr, view: View) -> Any:
+    """What a decorator or a called name is; None where it says nothing outside of the function."""
     target = decorator.func if isinstance(decorator, ast.Call) else decorator
     try:
-        held = eval(compile(ast.Expression(target), "<decorator>", "eval"), dict(view.call.globals))
+        return eval(compile(ast.Expression(target), "<decorator>", "eval"), dict(view.call.globals))
     except (NameError, AttributeError):
-        held = None
+        return None
+
+
+def _check_decorator(decorator: ast.expr, view: View) -> None:
+    held = _held(decorator, view)
     package = (inspect.getmodule(held) or type(held)).__name__.split(".")[0] if held is not None else ""
     if package not in _DECORATORS_FROM:
         raise Refusal(f"decorator @{ast.unparse(decorator)} of {view.where()} is not known")
