@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 import subprocess
@@ -201,6 +202,50 @@ def test_changed_source_is_refused(text: str, model: Block) -> None:
     patch = patching.load(text).PATCHES[0]
     digest = next(iter(patch.sources.values()))
     refused(patching.load(text.replace(digest, "0" * 64)), model, "is not the text")
+
+
+@pytest.fixture(scope="module")
+def with_helpers() -> ModuleType:
+    result = support_emitted(emit_modules.HelperWithDocstring().eval(), (X,))
+    assert result.written
+    return patching.load(result.text)
+
+
+def other_helper(*args: Any) -> torch.Tensor:
+    return args[0]
+
+
+@functools.wraps(emit_modules.normed)
+def around_the_helper(*args: Any) -> torch.Tensor:
+    return args[0] * 2
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "new"),
+    [
+        (emit_modules, "normed", other_helper),
+        (emit_modules, "normed", around_the_helper),
+        (emit_modules, "normed", lambda *args: args[0]),
+        (emit_modules, "chosen_with_docstring", other_helper),
+        (nn.Linear, "forward", other_helper),
+    ],
+    ids=["inner", "wrapped", "lambda", "outer", "module"],
+)
+def test_changed_code_that_the_file_has_dropped_is_refused(
+    with_helpers: ModuleType, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, new: Any
+) -> None:
+    model = emit_modules.HelperWithDocstring().eval()
+    monkeypatch.setattr(owner, name, new)
+    refused(with_helpers, model, rf"{name} is not the text that the emitted file was made from.*Emit the file again")
+
+
+def test_changed_code_that_the_file_does_not_speak_of_is_no_matter(
+    with_helpers: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = emit_modules.HelperWithDocstring().eval()
+    monkeypatch.setattr(emit_modules, "chosen", other_helper)
+    expected = model(X)
+    torch.testing.assert_close(patching.apply(with_helpers, model)(X), expected)
 
 
 def test_other_constant_is_refused(text: str, model: Block) -> None:

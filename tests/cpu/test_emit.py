@@ -233,6 +233,14 @@ def test_argument_that_chooses_the_maths_becomes_a_condition() -> None:
     )
 
 
+def test_a_docstring_does_not_hide_what_a_helper_chooses() -> None:
+    model = emit_modules.HelperWithDocstring().eval()
+    (x,) = tensors(1)
+    result = emitted(model, (x,))
+    assert "        if not plus_one:\n" in method(result, "HelperWithDocstring")
+    assert_same(model, result, lambda each: each(x), lambda each: each(x, plus_one=True))
+
+
 def test_dropped_dropout_becomes_a_condition() -> None:
     model = emit_modules.DroppedInside().eval()
     (x,) = tensors(1)

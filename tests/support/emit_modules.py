@@ -526,3 +526,23 @@ class CachedBetween(nn.Module):
         residual = x
         x = self.norm(x)
         return x, residual
+
+
+def chosen_with_docstring(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
+    """As `chosen`: a docstring is a statement that leaves no trace of having run."""
+    if plus_one:
+        return normed(x, weight + 1, 1e-6)
+    return normed(x, weight, 1e-6)
+
+
+class HelperWithDocstring(nn.Module):
+    """The region lies two helpers deep, and the outer one chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+        self.proj = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, plus_one: bool = False) -> Tensor:
+        y = chosen_with_docstring(x, self.weight, plus_one)
+        return self.proj(y) + x

@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch import nn
 
 from tilegym_fx.apply import watch
-from tilegym_fx.apply.table import Patch, check_module, check_sources, targets
+from tilegym_fx.apply.table import Patch, check_dropped, check_module, check_sources, targets
 from tilegym_fx.errors import ApplyError
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -29,6 +29,7 @@ def apply(module: ModuleType, model: Model) -> Model:
     Raises:
         ApplyError: If the emitted module was not made for this model as it is now. The model is unchanged.
     """
+    check_dropped(module)
     chosen: list[tuple[nn.Module, str, Patch]] = []
     for patch in module.PATCHES:
         found = list(targets(patch, model))

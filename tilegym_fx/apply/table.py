@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from tilegym_fx.apply.classes import original_class
 from tilegym_fx.apply.watch import described
+from tilegym_fx.emit.dropped import digest_of
 from tilegym_fx.emit.owner import hooks_of, is_still, plain_function, reach
 from tilegym_fx.emit.source import function_source
 from tilegym_fx.errors import ApplyError
@@ -66,6 +68,18 @@ def check_sources(patch: Patch) -> None:
         if source is None or source.digest != digest:
             file = inspect.getsourcefile(original) or "an unknown file"
             raise ApplyError(f"{original.__qualname__}.{name} in {file} is not the text that the emitted file replaces")
+
+
+def check_dropped(module: ModuleType) -> None:
+    """Raises if a function whose code is gone from an emitted module is not the one that it was made from."""
+    for owner, functions in getattr(module, "DROPPED", {}).items():
+        for name, digest in functions.items():
+            if digest_of((owner, name)) != digest:
+                raise ApplyError(
+                    f"{owner}.{name} is not the text that the emitted file was made from, and the file has kernels "
+                    "in place of calls of it",
+                    advice="Emit the file again from this model as it is now",
+                )
 
 
 def check_module(patch: Patch, path: str, module: nn.Module) -> None:

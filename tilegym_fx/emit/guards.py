@@ -19,6 +19,7 @@ from torch import nn
 
 from ..provenance import OPAQUE, Call, NodeRef
 from .conditions import PLAIN, Conditions, is_not, literal, unparse, wrapped
+from .dropped import digest_of, name_of
 from .flow import target_names
 from .outcome import Refusal
 from .owner import grad_switch, hooks_of
@@ -242,11 +243,18 @@ class Inspector(Conditions):
             raise Refusal(f"the source of {child.code.co_name} is not known")
         if (switch := grad_switch(at)) is not None:
             raise Refusal(f"@{switch} of {at.where()} would be dropped")
+        self._note_dropped(child, expr.func, scope)
         inner = self._bind(at, expr, scope)
         if "/torch/nn/modules/" in child.code.co_filename:
             self._torch_module(at, inner)
         else:
             self._block(at.source.node.body, inner)
+
+    def _note_dropped(self, child: Call, func: ast.expr, scope: Scope) -> None:
+        name = name_of(child, func, scope.at)
+        digest = digest_of(name) if name is not None else None
+        if name is not None and digest is not None:
+            self.facts.dropped[name] = digest
 
     def _torch_module(self, at: View, scope: Scope) -> None:
         module = at.call.module
@@ -266,7 +274,7 @@ class Inspector(Conditions):
     def _block(self, block: Sequence[ast.stmt], scope: Scope) -> bool:
         """Goes through the statements that ran. True when one of them returned."""
         for statement in block:
-            if not scope.at.ran(statement) and not isinstance(statement, (ast.FunctionDef, ast.Pass)):
+            if not scope.at.ran(statement) and not _leaves_no_trace(statement):
                 return True
             if self._statement(statement, scope):
                 return True
@@ -338,6 +346,15 @@ class Inspector(Conditions):
         if truth is None:
             raise Refusal(f"`if {ast.unparse(statement.test)}` in {scope.at.where()} cannot be followed")
         return truth
+
+
+def _leaves_no_trace(statement: ast.stmt) -> bool:
+    """Whether a statement, such as a docstring, is passed without a line event of its own."""
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    return isinstance(statement, (ast.FunctionDef, ast.Pass)) or (
+        isinstance(statement, ast.AnnAssign) and statement.value is None
+    )
 
 
 def _kind(node: ast.AST) -> str:

@@ -25,6 +25,7 @@ class Facts:
         modules: Path below `self` -> class of a module whose call is dropped.
         dtypes: Path below `self` -> dtype of a parameter that the kernel gets.
         floats: Expressions that gave a number to the dropped code -> the number.
+        dropped: Module and name of a function whose code is gone -> sha256 of its text.
     """
 
     guards: list[str] = field(default_factory=list)
@@ -33,3 +34,4 @@ class Facts:
     modules: dict[str, type] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
     floats: dict[str, Any] = field(default_factory=dict)
+    dropped: dict[tuple[str, str], str] = field(default_factory=dict)

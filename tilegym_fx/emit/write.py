@@ -68,7 +68,7 @@ def write(collection: Collection, header: Header, solutions: Mapping[str, str | 
     bodies = [_class(variant, imports, header) for variant in variants]
     used = {p.made.match.definition for p in collection.placed}
     head = _head(header, variants, {name: solutions.get(name) for name in sorted(used)})
-    text = "\n\n\n".join([f"{head}\n\n{imports.text()}", *bodies, _patches(variants), _FUNCTIONS]) + "\n"
+    text = "\n\n\n".join([f"{head}\n\n{imports.text()}", *bodies, _tables(collection, variants), _FUNCTIONS]) + "\n"
     compile(text, "<emitted>", "exec")
     return text
 
@@ -196,6 +196,23 @@ def _head(header: Header, variants: Sequence[Variant], solutions: Mapping[str, s
                 seen.add(line)
                 lines.append(line)
     return "\n".join([*lines, '"""'])
+
+
+def _tables(collection: Collection, variants: Sequence[Variant]) -> str:
+    return "\n\n".join(table for table in (_dropped(collection), _patches(variants)) if table)
+
+
+def _dropped(collection: Collection) -> str:
+    """Functions whose code is gone, by module, with the sha256 of their text."""
+    found: dict[str, dict[str, str]] = {}
+    for placed in collection.placed:
+        for (module, name), digest in placed.made.facts.dropped.items():
+            found.setdefault(module, {})[name] = digest
+    lines = []
+    for module, functions in sorted(found.items()):
+        items = [f"        {_quoted(name)}: {_quoted(digest)}," for name, digest in sorted(functions.items())]
+        lines += [f"    {_quoted(module)}: {{", *items, "    },"]
+    return "\n".join(["DROPPED = {", *lines, "}"]) if lines else ""
 
 
 def _patches(variants: Sequence[Variant]) -> str:
