@@ -241,6 +241,22 @@ def test_a_docstring_does_not_hide_what_a_helper_chooses() -> None:
     assert_same(model, result, lambda each: each(x), lambda each: each(x, plus_one=True))
 
 
+@pytest.mark.parametrize(
+    ("cls", "guard"), [(emit_modules.AddsItsMask, "if mask.dtype == q.dtype:"), (emit_modules.HandsItsMaskOn, None)]
+)
+def test_a_mask_of_another_kind_does_what_its_author_does_with_it(cls: type[nn.Module], guard: str | None) -> None:
+    """A boolean mask says who attends to torch's attention and to the kernel; code that adds it adds ones."""
+    q, k, v = (torch.linspace(-1, 1, 64).roll(i).reshape(1, 2, 4, 8) for i in range(3))
+    boolean = torch.ones(4, 4).tril().bool()[None, None]
+    added = torch.zeros(1, 1, 4, 4).masked_fill(~boolean, -1e9)
+    result = emitted(cls().eval(), (q, k, v, added))
+    assert counts(result) == {"gqa_attention_masked": 1}
+    assert guard in result.text if guard else "if " not in method(result, cls.__name__)
+    model = patching.apply(patching.load(result.text), cls().eval())
+    for mask in (added, boolean):
+        torch.testing.assert_close(model(q, k, v, mask), cls()(q, k, v, mask))  # to rounding: eager code is not torch's
+
+
 def test_dropped_dropout_becomes_a_condition() -> None:
     model = emit_modules.DroppedInside().eval()
     (x,) = tensors(1)

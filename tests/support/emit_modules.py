@@ -546,3 +546,20 @@ class HelperWithDocstring(nn.Module):
     def forward(self, x: Tensor, plus_one: bool = False) -> Tensor:
         y = chosen_with_docstring(x, self.weight, plus_one)
         return self.proj(y) + x
+
+
+class AddsItsMask(nn.Module):
+    """Eager attention: whatever mask it is given is added."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        scores = torch.matmul(q, k.transpose(-1, -2)) * 0.5 + mask
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        return torch.matmul(weights, v).transpose(1, 2)
+
+
+class HandsItsMaskOn(nn.Module):
+    """torch's attention takes a boolean mask as the kernel does."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.5)
+        return attended.transpose(1, 2)

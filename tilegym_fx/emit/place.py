@@ -10,16 +10,22 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ..provenance import Call, Provenance
+import torch
+
+from ..provenance import NODE_KEY, Call, Provenance
 from ..results import Match
+from .conditions import wrapped
 from .flow import always_binds, needed_after, reads
 from .ground import right_side
 from .guards import Inspector
+from .inputs import Piece
 from .outcome import FinalRefusal, Refusal
 from .outputs import Outputs, Replacement
 from .owner import Owner, owner_of
 from .regions import Names, Region, outside_users, region_of, without_last_turn, writes_in_place
 from .values import View, view
+
+_ADDS = {torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor}
 
 
 def place(match: Match, names: Names, provenance: Provenance) -> Replacement:
@@ -158,11 +164,37 @@ class Placer(Outputs):
             partial=unasked is not None,
         )
         self._bind_outputs(made, outputs, kept)
+        added = self._added_mask(arguments)
+        if added is not None and (facts.guards or self._is_guardable(made)):
+            inspector.note(added)
         if facts.guards:
             self._check_guarded(made)
         else:
             made.idle = self._idle(made, kept)
         return made
+
+    def _added_mask(self, arguments: list[Piece]) -> str | None:
+        """The condition that a mask which the author adds is such: the kernel takes a boolean one as who attends."""
+        pieces = dict(zip(self.region.match.inputs, arguments, strict=True))
+        mask, query, node = pieces.get("mask"), pieces.get("q"), self.region.inputs.get("mask")
+        if node is None or not isinstance(mask, ast.expr) or not node.meta["val"].is_floating_point():
+            return None
+        if not any(
+            user.target in _ADDS and user.meta.get(NODE_KEY) in self.region.numbers
+            for origin in self.names.origins(node)
+            for user in origin.users
+        ):
+            return None
+        if isinstance(query, ast.Name) and node.meta["val"].dtype == self.region.inputs["q"].meta["val"].dtype:
+            return f"{wrapped(mask)}.dtype == {query.id}.dtype"
+        return f"{wrapped(mask)}.is_floating_point()"
+
+    def _is_guardable(self, made: Replacement) -> bool:
+        try:
+            self._check_guarded(made)
+        except Refusal:
+            return False
+        return True
 
     def _check_context(self, anchor: ast.expr) -> None:
         """The anchor must run whenever its statement does: no part of a choice, target or delayed code."""
