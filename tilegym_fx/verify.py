@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,18 +38,22 @@ class Check:
         error: Largest difference to the judge (the wider run, or the original where there is none).
         allowed: The largest that passes.
         original_error: The original's own distance to the judge; None without a wider run.
+        verifiable: False where two runs of the original are `error` apart, so that nothing can be said.
     """
 
     call: str
     error: float
     allowed: float
     original_error: float | None
+    verifiable: bool = True
 
     @property
     def passed(self) -> bool:
-        return self.error <= self.allowed  # a NaN does not pass
+        return self.verifiable and self.error <= self.allowed  # a NaN does not pass
 
     def __str__(self) -> str:
+        if not self.verifiable:
+            return f"{self.call}: cannot be verified, as two runs of the original are {self.error:.3g} apart"
         own = "" if self.original_error is None else f", the original itself {self.original_error:.3g}"
         return f"{self.call}: off by {self.error:.3g}, {self.allowed:.3g} allowed{own}"
 
@@ -126,18 +130,37 @@ def run_module(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off while outputs are compared; modes, attributes and buffers are put back.
+    """Dropout off while outputs are compared; modes, attributes, buffers and random numbers are put back.
 
-    A model that remembers something of a call gives the same again only from the same start.
+    A model that remembers something of a call, or draws in it, gives the same again only from the same start.
     """
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
-        with unchanged(model):
+        with unchanged(model), torch.random.fork_rng(_gpus(model)):
             model.eval()
             yield
     finally:
         for buffer, kept in buffers:
             buffer.copy_(kept)
+
+
+def _gpus(model: nn.Module) -> list[int]:
+    """The numbers of the CUDA devices that hold a model."""
+    return sorted({p.get_device() for p in model.parameters() if p.is_cuda})
+
+
+def with_other_numbers(model: nn.Module, run: Call) -> Outputs:
+    """A run that draws other random numbers than the next one."""
+    with torch.random.fork_rng(_gpus(model)):
+        for device in ("cpu", *_gpus(model)):
+            torch.rand((), device=device)
+        outputs: Outputs = run(model)
+    return outputs
+
+
+def apart(one: Outputs, other: Outputs, dtype: torch.dtype) -> list[Check]:
+    """The outputs in which two runs of one model are farther from each other than rounding; none passes."""
+    return [replace(check, verifiable=False) for check in compare(one, other, None, dtype) if not check.passed]
 
 
 def wider_outputs(model: nn.Module, run: Call) -> Outputs | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
+import emit_modules
 import pytest
 import torch
 from torch import nn
 
-from tilegym_fx import verify
+from tilegym_fx import kernelize, live, report, verify
+from tilegym_fx.errors import VerifyError
 
 INPUTS = {"input_ids": torch.zeros(1, 6, dtype=torch.long)}
 
@@ -87,3 +90,61 @@ def test_float32_may_be_as_far_from_float64_as_the_original_is() -> None:
     assert verify.compare(before, near, wide, torch.float32)[0].passed
     assert not verify.compare(before, far, wide, torch.float32)[0].passed
     assert not verify.compare(before, near, {}, torch.float32)[0].passed  # no wider run of this call
+
+
+class Noisy(nn.Module):
+    """A norm, and noise from torch's generator or from one that torch does not know of."""
+
+    def __init__(self, own: random.Random | None = None) -> None:
+        super().__init__()
+        self.norm = emit_modules.Norm()
+        self.own = own
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand_like(x) if self.own is None else torch.full_like(x, self.own.random())
+        return self.norm(x) + noise
+
+
+def call(model: nn.Module) -> verify.Outputs:
+    return verify.run_module(model, (torch.ones(2, emit_modules.WIDTH),), {})
+
+
+def test_runs_draw_the_same_numbers_and_leave_those_of_the_user() -> None:
+    before = torch.get_rng_state()
+    one, two = call(Noisy()), call(Noisy())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert verify.apart(one, two, torch.float32) == []
+    assert verify.apart(one, verify.with_other_numbers(Noisy(), call), torch.float32)
+
+
+def test_a_model_that_is_unlike_itself_passes_no_check() -> None:
+    model = Noisy(random.Random(0))
+    found = verify.apart(call(model), call(model), torch.float32)
+    assert [check.passed for check in found] == [False]
+    assert "cannot be verified, as two runs of the original are" in str(found[0])
+
+
+X = torch.linspace(-1, 1, 3 * emit_modules.WIDTH).reshape(3, -1)
+
+
+@pytest.mark.filterwarnings("ignore:tilegym_fx")
+def test_a_wrong_kernel_in_a_random_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(check.passed and check.error < 1e-4 for check in report(kernelize(Noisy(), inputs=X)).checks)
+    binding = live.binding.apply
+
+    def wrong(module: Any, model: Any) -> Any:
+        binding(module, model)
+        model.norm.weight.data += 0.5
+        return model
+
+    monkeypatch.setattr(live.binding, "apply", wrong)
+    with pytest.raises(VerifyError, match="off by"):
+        kernelize(Noisy(), inputs=X)
+
+
+@pytest.mark.filterwarnings("ignore:tilegym_fx. no CUDA")
+def test_a_model_that_cannot_be_verified_is_reported_so() -> None:
+    with pytest.warns(UserWarning, match="cannot be verified"):
+        model = kernelize(Noisy(random.Random(0)), inputs=X)
+    assert not report(model).checks[0].passed
+    assert "call: cannot be verified" in str(report(model))
