@@ -152,8 +152,8 @@ def _gpus(model: nn.Module) -> list[int]:
 def with_other_numbers(model: nn.Module, run: Call) -> Outputs:
     """A run that draws other random numbers than the next one."""
     with torch.random.fork_rng(_gpus(model)):
-        for device in ("cpu", *_gpus(model)):
-            torch.rand((), device=device)
+        for device in ("cpu", *(f"cuda:{number}" for number in _gpus(model))):
+            torch.rand(1, device=device)
         outputs: Outputs = run(model)
     return outputs
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from tilegym_fx import apply as patching
 from tilegym_fx.emit import EmitResult
+from tilegym_fx.errors import ApplyError
 
 WIDTH = emit_modules.WIDTH
 
@@ -255,6 +256,35 @@ def test_a_mask_of_another_kind_does_what_its_author_does_with_it(cls: type[nn.M
     model = patching.apply(patching.load(result.text), cls().eval())
     for mask in (added, boolean):
         torch.testing.assert_close(model(q, k, v, mask), cls()(q, k, v, mask))  # to rounding: eager code is not torch's
+
+
+def test_number_out_of_a_dict_is_read_in_each_call() -> None:
+    (x,) = tensors(1)
+    model = emit_modules.EpsFromElsewhere().eval()
+    result = emitted(model, (x,))
+    assert 'self.weight, self.cfg["eps"])' in method(result, "EpsFromElsewhere")
+    original = copy.deepcopy(model)
+    patching.apply(patching.load(result.text), model)
+    model.cfg["eps"] = original.cfg["eps"] = 0.5
+    torch.testing.assert_close(model(x), original(x))
+
+
+def test_number_of_a_global_is_written_by_its_name() -> None:
+    (x,) = tensors(1)
+    result = emitted(emit_modules.EpsFromAGlobal().eval(), (x,))
+    assert "self.weight, EPS)" in method(result, "EpsFromAGlobal")
+    assert_same(emit_modules.EpsFromAGlobal().eval(), result, lambda each: each(x))
+
+
+def test_item_of_a_dict_that_chose_is_compared() -> None:
+    (x,) = tensors(1)
+    model = emit_modules.KindFromADict().eval()
+    result = emitted(model, (x,))
+    assert '"cfg.kind": "rms"' in result.text
+    assert_same(model, result, lambda each: each(x))
+    model.cfg["kind"] = "other"
+    with pytest.raises(ApplyError, match=r"cfg\.kind = 'other'"):
+        patching.apply(patching.load(result.text), model)
 
 
 def test_dropped_dropout_becomes_a_condition() -> None:

@@ -563,3 +563,30 @@ class HandsItsMaskOn(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.5)
         return attended.transpose(1, 2)
+
+
+EPS = 1e-3
+
+
+class EpsFromElsewhere(nn.Module):
+    """The number comes out of a dict of the module, or is a global."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cfg = {"eps": 1e-3, "kind": "rms"}
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normed(x, self.weight, self.cfg["eps"])
+
+
+class EpsFromAGlobal(EpsFromElsewhere):
+    def forward(self, x: Tensor) -> Tensor:
+        return normed(x, self.weight, EPS)
+
+
+class KindFromADict(EpsFromElsewhere):
+    """An item of a dict chooses the maths inside a helper."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normed(x, self.weight, 1e-3 if self.cfg["kind"] == "rms" else 1e-1)

@@ -90,6 +90,8 @@ class Conditions(Lifter):
         if self._is_constant(lifted):
             for node in ast.walk(expr):
                 value = scope.at.value(node) if isinstance(node, ast.Attribute) else OPAQUE
+                if isinstance(node, ast.Subscript):
+                    value = scope.at.concrete(node)
                 if isinstance(value, PLAIN):
                     inner = self._lift(node, scope)  # type: ignore[arg-type]
                     if inner is not None:
@@ -140,6 +142,20 @@ class Conditions(Lifter):
             self.facts.constants[".".join(path)] = value
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 self.facts.floats[unparse(lifted)] = value
+
+    def _global_number(self, lifted: ast.expr, value: Any, scope: Scope) -> None:
+        """A number that a module's global, or an attribute of one, gave: the text can say its name."""
+        root = lifted
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if not isinstance(root, ast.Name) or type(value) not in (int, float):
+            return
+        names, missing = scope.at.call.globals, object()
+        held = names.get(root.id, missing)
+        if held is missing or self.home.call.globals.get(root.id, held) is not held:
+            return
+        self.facts.floats[unparse(lifted)] = value
+        self.facts.imports.setdefault(root.id, str(names["__name__"]))
 
 
 @lru_cache(maxsize=1 << 12)

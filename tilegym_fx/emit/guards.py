@@ -22,7 +22,7 @@ from .conditions import PLAIN, Conditions, is_not, literal, unparse, wrapped
 from .dropped import digest_of, name_of
 from .flow import target_names
 from .outcome import Refusal
-from .owner import grad_switch, hooks_of
+from .owner import grad_switch, hooks_of, is_still
 from .regions import writes_in_place
 from .scope import SHAPE_METHODS, Scope
 from .source import children
@@ -70,6 +70,8 @@ class Inspector(Conditions):
         if isinstance(expr, ast.Attribute):
             if self._attribute(expr, scope):
                 return
+        elif isinstance(expr, ast.Subscript) and self._item(expr, scope):
+            return
         elif isinstance(expr, ast.Name):
             self._name(expr, scope)
             return
@@ -117,6 +119,19 @@ class Inspector(Conditions):
         if lifted is None or not isinstance(value, PLAIN):
             return lifted is not None
         self._constant(lifted, value)
+        self._global_number(lifted, value, scope)
+        return True
+
+    def _item(self, expr: ast.Subscript, scope: Scope) -> bool:
+        """Notes what an item of the module's own (`self.cfg["eps"]`) gave. True if nothing below it needs a look."""
+        lifted = self._lift(expr, scope)
+        path = self._path(lifted) if lifted is not None else None
+        value = scope.at.concrete(expr) if path is not None else OPAQUE
+        if lifted is None or path is None or not isinstance(value, PLAIN):
+            return False
+        if not is_still(self.home.call.module, ".".join(path), value):
+            raise Refusal(f"`{unparse(lifted)}` is no path that an emitted file can compare")
+        self._constant(lifted, value)
         return True
 
     def _name(self, expr: ast.Name, scope: Scope) -> None:
@@ -135,6 +150,7 @@ class Inspector(Conditions):
             return
         if self._is_constant(lifted):
             self._constant(lifted, value)
+            self._global_number(lifted, value, scope)
             return
         if isinstance(value, float) and value in self.literals:
             self.facts.floats[unparse(lifted)] = value

@@ -209,13 +209,13 @@ class Inputs(Ground):
         if len(found) != 1:
             return literal(value)
         root = self.source.node.args.args[0].arg
-        facts.constants.pop(found[0].removeprefix(root + "."), None)
+        facts.constants.pop(_dotted(found[0].removeprefix(root + ".")), None)
         return found[0]
 
 
 def _dotted(text: str) -> str:
-    """`norms[1].weight` as a path: `norms.1.weight`."""
-    return text.replace("[", ".").replace("]", "")
+    """`norms[1].weight` as a path: `norms.1.weight`; `cfg["eps"]` as `cfg.eps`."""
+    return text.replace("[", ".").replace("]", "").replace('"', "").replace("'", "")
 
 
 def _attribute_text(root: str, path: str) -> str:

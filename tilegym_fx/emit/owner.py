@@ -86,7 +86,10 @@ def reach(module: Any, path: str) -> Any:
     """What a path of attributes and indices below a module leads to; None if it leads nowhere."""
     held = module
     for part in path.split("."):
-        held = held[int(part)] if part.isdigit() and not hasattr(held, part) else getattr(held, part, None)
+        if isinstance(held, Mapping):
+            held = held.get(part)
+        else:
+            held = held[int(part)] if part.isdigit() and not hasattr(held, part) else getattr(held, part, None)
     return held
 
 
