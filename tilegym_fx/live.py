@@ -76,9 +76,11 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
     Raises:
         ExportError: With ``strict``, if the model cannot be captured.
         MatchError: If an option names no Definition; with ``strict``, if nothing matches.
+        UsageError: If ``model`` is no module, or ``emit`` cannot be written.
         VerifyError: If an output differs by more than rounding; the model has been put back.
     """
     restore(model)
+    only, skip = ((names,) if isinstance(names, str) else names for names in (only, skip))
     _tell_about_cpu(model)
     if sys.version_info < (3, 11):
         return _unchanged(model, _OLD_PYTHON, strict, MatchError(_OLD_PYTHON))
@@ -90,12 +92,26 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
     if not made.text:
         return _unchanged(model, _why_nothing(report), strict, MatchError(_why_nothing(report)))
     if emit is not None:
-        binding.save(made.text, emitted_path(emit, inner))
+        _save(made.text, emit, inner)
     checks = _apply(inner, made, inputs, verify)
     _reports[model] = _reports[inner] = report.with_checks(checks)
     if compile:
         model.compile(**({} if compile is True else dict(compile)))
     return model
+
+
+def _save(text: str, emit: str | Path, model: nn.Module) -> None:
+    try:
+        binding.save(text, emitted_path(emit, model))
+    except (OSError, TypeError) as problem:
+        raise UsageError(f"emit={emit!r} cannot be written: {problem}",
+                         advice="Give a folder, or a file in one that is there") from problem  # fmt: skip
+
+
+def _require_module(model: Any) -> None:
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise UsageError(f"{what} is no module with Python code", advice="Give an instance of an nn.Module")
 
 
 def plan_source_form(model: nn.Module, *, inputs: Any = None, only: Collection[str] | None = None,
@@ -345,7 +361,12 @@ def _as_judged(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def restore(model: Model) -> Model:
-    """Put every module of the model back as it was before :func:`kernelize`; harmless on any other model."""
+    """Put every module of the model back as it was before :func:`kernelize`; harmless on any other model.
+
+    Raises:
+        UsageError: If it is no module.
+    """
+    _require_module(model)
     for known in (model, own_model(model)):
         if known in _reports:
             del _reports[known]
@@ -367,6 +388,7 @@ def report(model: nn.Module) -> Report:
     Raises:
         UsageError: If it did nothing to it.
     """
+    _require_module(model)
     found = _reports.get(model)
     if found is None:
         raise UsageError(f"this {type(model).__name__} has not been kernelized", advice="Call kernelize(model) first")
