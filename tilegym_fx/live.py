@@ -29,7 +29,8 @@ from .cost import Device, device_of
 from .emit import Alike, EmitResult, Emitter, why_not
 from .errors import ExportError, MatchError, UsageError, VerifyError
 from .export import MODEL_ERRORS, cache_of, caches, phase_inputs, site_of
-from .export.trace import copies_as_clones, describe, unchanged, without_torch_errors
+from .export.phases import without_memory
+from .export.trace import describe
 from .folder_form import emitted_path
 from .inventory import Inventory, load
 from .live_report import Report
@@ -241,15 +242,7 @@ def _calls_inside(model: nn.Module, kwargs: dict[str, Any], groups: Sequence[Ali
     fake = detect_fake_mode(kwargs) or FakeTensorMode(allow_non_fake_inputs=True)
     mode = nullcontext() if _is_meta(model) else fake
     try:
-        with (
-            torch.no_grad(),
-            mode,
-            copies_as_clones(),
-            without_torch_errors(),
-            unchanged(model),
-            caches.code_for_tracing(),
-            caches.masks_as_when_run(kwargs),
-        ):
+        with without_memory(model, mode), caches.masks_as_when_run(kwargs):
             model(**kwargs)
     except _SeenAll:
         pass

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -199,6 +200,25 @@ def _check_length(model: nn.Module, phase: Phase, seq: int) -> None:
         )
 
 
+@contextmanager
+def without_memory(model: nn.Module, mode: AbstractContextManager[Any]) -> Iterator[None]:
+    """Lets a model be called for what its calls look like, as a trace would run it, and leaves it as it was.
+
+    Args:
+        model: The model.
+        mode: The fake mode of its inputs, or a null context for a model on ``meta``.
+    """
+    with (
+        torch.no_grad(),
+        mode,
+        copies_as_clones(),
+        without_torch_errors(),
+        unchanged(model),
+        caches.code_for_tracing(),
+    ):
+        yield
+
+
 def _after_prompt(model: nn.Module, kwargs: dict[str, Any]) -> Any:
     """What a call gives, the cache that it leaves among it; nothing is computed."""
     if caches.cache_name(model) is None:
@@ -208,15 +228,7 @@ def _after_prompt(model: nn.Module, kwargs: dict[str, Any]) -> Any:
     def attempt(holes: Holes) -> Any:
         mode = nullcontext() if on_meta else FakeTensorMode(allow_non_fake_inputs=True)
         try:
-            with (
-                torch.no_grad(),
-                mode,
-                copies_as_clones(),
-                without_torch_errors(),
-                unchanged(model),
-                holes.made(model),
-                caches.code_for_tracing(),
-            ):
+            with without_memory(model, mode), holes.made(model):
                 return model(**kwargs)
         except MODEL_ERRORS as error:
             raise ExportError(f"{type(model).__name__} cannot fill its cache: {describe(error)}") from error
