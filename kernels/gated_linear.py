@@ -25,6 +25,7 @@ instead of 132 for a layer of Llama-3.1-8B. Those for the matrix units do not: t
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache, partial
 
@@ -166,7 +167,7 @@ def _row_tiling(features: int, weights: int, itemsize: int, processors: int) -> 
     if weights == 1:
         return Tiling(1, 16, 1024 // itemsize, 3)
     waves = -(-features // 16) / (4 * processors)
-    if waves >= 0.8 * -(-waves // 1):
+    if waves >= 0.8 * math.ceil(waves):
         return Tiling(1, 16, 512 // itemsize, 4)
     return Tiling(1, 8, 1024 // itemsize, 4)
 
