@@ -20,5 +20,10 @@ def last_report() -> Outcome | None:
 
 
 def recent_reports() -> tuple[Outcome, ...]:
-    """The outcomes of the graphs compiled lately, oldest first (a model with graph breaks has several)."""
+    """The outcomes of the 64 graphs compiled last, oldest first (a model with graph breaks has several)."""
     return tuple(_recent)
+
+
+def clear() -> None:
+    """Forget what was compiled so far."""
+    _recent.clear()

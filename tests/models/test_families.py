@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from fresh_compiler import fresh_compiler
 from parts import PLAIN, parts
 from pass_checks import BF16, FP32, assert_as_exact
 from tiny_models import build, tokens
@@ -91,7 +92,7 @@ def expected(family: str, dtype: torch.dtype, dynamic: bool) -> dict[str, int]:
 def compiled(
     model: nn.Module, dynamic: bool | None, inner: str = "eager", only: Sequence[str] | None = None
 ) -> nn.Module:
-    torch._dynamo.reset()
+    fresh_compiler()
     options = {"inner": inner, "only": only or PLAIN}  # unverified Definitions are used where they are named
     return torch.compile(model, backend="tilegym_fx", dynamic=dynamic, options=options)
 
@@ -116,10 +117,9 @@ def assert_logits(rewritten: nn.Module, model: nn.Module, dtype: torch.dtype, *s
 def test_logits_and_parts(family: str, dtype: torch.dtype, dynamic: bool) -> None:
     """With all Definitions: whatever is fused, nothing that there was is missing."""
     model = build(family, dtype)
-    before = len(recent_reports())
     rewritten = compiled(model, dynamic)
     assert_logits(rewritten, model, dtype, *((2, 16), (3, 11)) if dynamic else ((2, 16),))
-    outcomes = recent_reports()[before:]
+    outcomes = recent_reports()
     assert len(outcomes) == 1, "one graph for every size"
     assert parts(counts(outcomes)) == parts(expected(family, dtype, dynamic))
 
@@ -129,9 +129,8 @@ def test_counts(family: str) -> None:
     """With the plain Definitions alone every count is known."""
     dtype = BF16
     model = build(family, dtype)
-    before = len(recent_reports())
     assert_logits(compiled(model, False, only=PLAIN), model, dtype, (2, 16))
-    assert counts(recent_reports()[before:]) == expected(family, dtype, False)
+    assert counts(recent_reports()) == expected(family, dtype, False)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -156,9 +155,8 @@ def test_training_has_the_same_gradients(family: str) -> None:
 
 def test_attention_in_eager_code() -> None:
     model = build("llama", BF16, attn_implementation="eager")
-    before = len(recent_reports())
     assert_logits(compiled(model, False), model, BF16, (2, 16))
-    assert counts(recent_reports()[before:])["gqa_attention_masked"] == 2
+    assert counts(recent_reports())["gqa_attention_masked"] == 2
 
 
 def test_a_padded_batch() -> None:
@@ -178,7 +176,7 @@ def test_greedy_text_with_a_cache() -> None:
     settings = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
     want = model.generate(tokens(1, 5), **settings)
     forward = model.forward
-    torch._dynamo.reset()
+    fresh_compiler()
     model.forward = torch.compile(forward, backend="tilegym_fx", dynamic=True, options={"inner": "eager"})
     try:
         got = model.generate(tokens(1, 5), **settings)

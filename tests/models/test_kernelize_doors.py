@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fresh_compiler import fresh_compiler
 from parts import parts
 from small_models import small
 from torch import nn
@@ -63,11 +64,10 @@ def in_a_new_process(model: nn.Module, file: Path, folder: Path) -> tuple[dict[s
 
 
 def compiled(model: nn.Module) -> tuple[dict[str, int], torch.Tensor]:
-    torch._dynamo.reset()
-    before = len(recent_reports())
+    fresh_compiler()
     found = logits(torch.compile(model, backend="tilegym_fx", dynamic=False, options={"inner": "eager"}))
-    chosen = [planned.match.definition for outcome in recent_reports()[before:] for planned in outcome.chosen]
-    torch._dynamo.reset()
+    chosen = [planned.match.definition for outcome in recent_reports() for planned in outcome.chosen]
+    fresh_compiler()
     return dict(Counter(chosen)), found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fresh_compiler import fresh_compiler
 from parts import parts
 
 from tilegym_fx.reports import recent_reports
@@ -42,8 +43,8 @@ def test_greedy_text_equals_the_originals(loaded: tuple[Any, torch.Tensor]) -> N
     model, prompt = loaded
     settings = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
     want = model.generate(prompt, **settings)
-    before, forward = len(recent_reports()), model.forward
-    torch._dynamo.reset()
+    forward = model.forward
+    fresh_compiler()
     model.forward = torch.compile(forward, backend="tilegym_fx", dynamic=True, options={"inner": "eager"})
     try:
         got = model.generate(prompt, **settings)
@@ -51,7 +52,7 @@ def test_greedy_text_equals_the_originals(loaded: tuple[Any, torch.Tensor]) -> N
         model.forward = forward
     assert got.shape == (1, prompt.shape[1] + NEW)
     assert torch.equal(got, want)
-    outcomes = recent_reports()[before:]
+    outcomes = recent_reports()
     assert outcomes
     for outcome in outcomes:  # the prompt's graph and the next tokens'
         found = parts(Counter(planned.match.definition for planned in outcome.chosen))
