@@ -547,3 +547,27 @@ def _norm_rotary(
         _, spread = _turn(error, cos.abs(), sin.abs())
         outputs.append((value, r.relative * (1.01 * size + value.abs()) + 3 * r.step + 1.02 * spread))
     return tuple(outputs)
+
+
+@exact("causal_conv1d", "causal_conv1d_silu", "causal_conv1d_bias_silu")
+def _causal_conv1d(r: Rounding, name: str, x: Any, weight: Any, bias: Any = None) -> Any:
+    """The sum is rounded before SiLU, whose slope is at most 1.1."""
+    taps = weight.shape[-1]
+
+    def summed(x: Any, weight: Any, bias: Any) -> Any:
+        padded = torch.nn.functional.conv1d(x, weight, bias, padding=taps - 1, groups=x.shape[1])
+        return padded[..., : x.shape[-1]]
+
+    value = summed(x, weight, bias)
+    size = summed(x.abs(), weight.abs(), None if bias is None else bias.abs())
+    error = r.relative * value.abs() + (taps + 2) * ROUNDED32 * size + r.step
+    if "silu" in name:
+        value = value * torch.sigmoid(value)
+        error = 1.1 * error + r.relative * value.abs() + 16 * ROUNDED32 * size + r.step + FLOOR32
+    return ((value, error),)
+
+
+@exact("causal_conv1d_step", "causal_conv1d_step_silu", "causal_conv1d_step_bias_silu")
+def _causal_conv1d_step(r: Rounding, name: str, window: Any, weight: Any, bias: Any = None) -> Any:
+    (whole,) = _causal_conv1d(r, name, window, weight, bias)
+    return (tuple(part[..., -1:] for part in whole),)

@@ -38,6 +38,8 @@ SIZES = {
     "O": 24,
     "Hd": 3,
     "X": 12,
+    "J": 4,
+    "W": 5,
 }
 HEADS: tuple[dict[str, int], ...] = ({}, {"Hk": 6}, {"Hk": 1}, {"S": 1, "T": 13})
 #: Definitions whose results have a dtype of their own.
