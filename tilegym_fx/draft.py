@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.fx import Node
 
+from .errors import make_folder, writing
 from .export import site_of
 from .normalize.views import view_nodes
 from .reference import text_of
@@ -150,7 +151,7 @@ def sources_of(region: Region) -> Iterator[str]:
 
 def write_drafts(found: Survey, folder: Path) -> list[Path]:
     """Write one ``<name>.json`` for each uncovered region of every phase; returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     taken: set[str] = set()
     seen: set[str] = set()
     written = []
@@ -161,7 +162,8 @@ def write_drafts(found: Survey, folder: Path) -> list[Path]:
                 seen.add(code)
                 draft = draft_of(region, found.source.model_type, phase.phase, taken)
                 file = folder / f"{draft['name']}.json"
-                file.write_text(json.dumps(draft, indent=2) + "\n", encoding="utf-8")
+                with writing(file):
+                    file.write_text(json.dumps(draft, indent=2) + "\n", encoding="utf-8")
                 written.append(file)
     return written
 

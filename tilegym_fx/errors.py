@@ -5,8 +5,12 @@ A front door catches :class:`TilegymFxError` and prints ``error: <message>`` on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 E = TypeVar("E", bound="TilegymFxError")
@@ -54,6 +58,32 @@ class UsageError(TilegymFxError):
     """A call or command line that makes no sense."""
 
     advice = "Run the command with --help to see what it takes"
+
+
+@contextmanager
+def writing(place: Path | str) -> Iterator[None]:
+    """While something is written to a place that the user named: what the system refuses becomes one clear line.
+
+    Raises:
+        UsageError: The system refuses.
+    """
+    try:
+        yield
+    except OSError as error:
+        problem = f"{str(place)!r} cannot be written: {error.strerror or error}"
+        raise UsageError(problem, advice="Name another place") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder that the user named, before the work whose results it is to hold.
+
+    Raises:
+        UsageError: There can be no such folder, or nothing may be written in it.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 class SettingsError(TilegymFxError):

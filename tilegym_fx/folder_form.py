@@ -10,6 +10,7 @@ from torch import nn
 
 from .apply import save
 from .emit import EmitResult
+from .errors import make_folder
 
 if TYPE_CHECKING:
     from .inventory import Inventory
@@ -24,10 +25,17 @@ def submodule_name(model: nn.Module) -> str:
 def emitted_path(place: str | Path, model: nn.Module) -> Path:
     """``modeling_<model type>.py`` in a folder, or the file itself where the name ends in .py."""
     path = Path(place)
-    if path.suffix != ".py":
-        path = path / f"modeling_{submodule_name(model)}.py"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+    return path if path.suffix == ".py" else path / f"modeling_{submodule_name(model)}.py"
+
+
+def make_emitted_folder(place: str | Path) -> None:
+    """Makes the folder that :func:`emitted_path` names a file in.
+
+    Raises:
+        UsageError: There can be no such folder, or nothing may be written in it.
+    """
+    path = Path(place)
+    make_folder(path.parent if path.suffix == ".py" else path)
 
 
 def write_folder(made: EmitResult, model: nn.Module, inventory: Inventory, place: Path) -> Path:
@@ -44,7 +52,7 @@ def write_folder(made: EmitResult, model: nn.Module, inventory: Inventory, place
     """
     folder = place / submodule_name(model)
     for name in ("kernel_definitions", "kernel_solutions", "kernels"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
+        make_folder(folder / name)
     for name in sorted({w.match.definition for w in made.written}):
         _copy(inventory.file_of(inventory.definitions[name]), folder / "kernel_definitions")
         for solution in inventory.solutions_for(name)[:1]:

@@ -31,7 +31,7 @@ from .errors import ExportError, MatchError, UsageError, VerifyError
 from .export import MODEL_ERRORS, cache_of, caches, phase_inputs, site_of
 from .export.phases import without_memory
 from .export.trace import describe
-from .folder_form import emitted_path
+from .folder_form import emitted_path, make_emitted_folder
 from .inventory import Inventory, load
 from .live_report import Report
 from .pipeline import Outcome, find
@@ -103,6 +103,7 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
 
 def _save(text: str, emit: str | Path, model: nn.Module) -> None:
     try:
+        make_emitted_folder(emit)
         binding.save(text, emitted_path(emit, model))
     except (OSError, TypeError) as problem:
         raise UsageError(f"emit={emit!r} cannot be written: {problem}",

@@ -60,6 +60,13 @@ class ModelSource:
     def model_type(self) -> str:
         return str(self.config.model_type)
 
+    @property
+    def quantised(self) -> str | None:
+        """How its weights are quantised (``"gptq"``), which a model built from a configuration alone is not."""
+        asked = getattr(self.config, "quantization_config", None)
+        fields = asked if isinstance(asked, Mapping) else vars(asked) if asked else {}
+        return str(fields.get("quant_method", "in some way")) if asked else None
+
 
 @cache
 def shipped_models() -> Mapping[str, Mapping[str, Any]]:

@@ -38,6 +38,12 @@ def print_survey(found: Survey, console: Console | None = None) -> None:
         f"transformers {v['transformers']}, tilegym_fx {v['tilegym-fx']}",
         out,
     )
+    if found.source.quantised:
+        folding.show(
+            f"[bold]weights quantised ({escape(found.source.quantised)})[/] in the checkpoint, not here: a linear"
+            " that a library quantises is left to it; all else matches as below",
+            out,
+        )
     place = _places(found)
     for phase in found.phases:
         _print_phase(phase, place, out)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from . import breadth
 from .apply import save
 from .cost import get_device
 from .draft import write_drafts
-from .errors import MatchError, TilegymFxError, UsageError
-from .folder_form import emitted_path, write_folder
+from .errors import MatchError, TilegymFxError, UsageError, make_folder, writing
+from .folder_form import emitted_path, make_emitted_folder, write_folder
 from .inventory import Inventory, load
 from .live import plan_source_form
 from .plan import Policy
@@ -28,6 +29,8 @@ _WHAT_TO_GIVE = (
     "Give one: a hub id such as `meta-llama/Llama-3.1-8B`, a folder with a config.json, or a model type such as"
     " `llama`; or --all for every model type"
 )
+#: Options of --all alone, and those that it shares with the scan of one model.
+_WITH_ALL, _WITH_BOTH = {"out", "jobs", "limit", "floor"}, {"all", "model", "json", "inventory"}
 EXIT_OK, EXIT_ERROR, EXIT_NO_MATCH = 0, 1, 2
 
 
@@ -75,8 +78,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--layout",
         choices=("file", "tilegym"),
-        default="file",
-        help="with --emit: the file alone, or a folder with its Definitions, Solutions and kernels",
+        help="with --emit: the file alone (default), or a folder with its Definitions, Solutions and kernels",
     )
     p.add_argument("--strict", action="store_true", help="exit 2 when nothing matched")
     p.add_argument("--trust-remote-code", action="store_true", help="allow code that comes with the configuration")
@@ -87,14 +89,11 @@ def parser() -> argparse.ArgumentParser:
     every.add_argument(
         "--out",
         type=Path,
-        default=Path("coverage"),
         metavar="DIR",
-        help="rows, JSON, CSV and page; a stopped run goes on there",
+        help="rows, JSON, CSV and page; a stopped run goes on there (default: coverage)",
     )
-    every.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at once (default: 2)")
-    every.add_argument(
-        "--limit", type=float, default=240.0, metavar="SECONDS", help="for each model type (default: 240)"
-    )
+    every.add_argument("--jobs", type=int, metavar="N", help="processes at once (default: 2)")
+    every.add_argument("--limit", type=float, metavar="SECONDS", help="for each model type (default: 240)")
     every.add_argument("--floor", type=Path, metavar="JSON", help="exit 2 when a count is below that coverage.json")
     return p
 
@@ -104,14 +103,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     console = Console(stderr=True)
     try:
+        _refuse_idle_options(args)
         return _scan_all(args) if args.all else _scan(args, console)
     except TilegymFxError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR
 
 
+def _refuse_idle_options(args: argparse.Namespace) -> None:
+    """An option that would do nothing is not what the user meant."""
+    given = {name for name, value in vars(args).items() if value != parser().get_default(name)}
+    if args.all and (idle := given - _WITH_ALL - _WITH_BOTH):
+        raise UsageError(f"{_flags(idle)} cannot be had for all model types at once", advice="Leave out --all, or that")
+    if not args.all and (idle := given & _WITH_ALL):
+        raise UsageError(f"{_flags(idle)} belongs to --all", advice="Leave it out, or give --all")
+    if args.layout and not args.emit:
+        raise UsageError("--layout tells how --emit writes", advice="Give --emit DIR too")
+
+
+def _flags(names: Iterable[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
+
+
 def _scan_all(args: argparse.Namespace) -> int:
-    rows = breadth.run_all(args.out, args.model, jobs=args.jobs, limit=args.limit, roots=args.inventory)
+    rows = breadth.run_all(
+        args.out or Path("coverage"),
+        args.model,
+        jobs=2 if args.jobs is None else args.jobs,
+        limit=240.0 if args.limit is None else args.limit,
+        roots=args.inventory,
+    )
     print(breadth.as_json(rows, versions()) if args.json else breadth.as_text(rows))
     lost = breadth.dropped(rows, args.floor) if args.floor else []
     for line in lost:
@@ -125,6 +146,10 @@ def _scan(args: argparse.Namespace, console: Console) -> int:
         raise UsageError(problem, advice=_WHAT_TO_GIVE)
     inventory = load(*args.inventory)
     policy = Policy(get_device(args.device), args.only, args.skip)
+    if args.draft:
+        make_folder(args.draft)
+    if args.emit:
+        make_emitted_folder(args.emit)
     with console.status("starting") as status:
         found = survey(
             args.model[0],
@@ -136,7 +161,7 @@ def _scan(args: argparse.Namespace, console: Console) -> int:
             phases=args.phase or PHASES,
             trust_remote_code=args.trust_remote_code,
             forms=args.forms,
-            progress=status.update,
+            progress=lambda doing: status.update(Text(doing)),
         )
     if args.json:
         print(json.dumps(as_json(found), indent=1))
@@ -159,11 +184,12 @@ def _emit(args: argparse.Namespace, found: Survey, inventory: Inventory, policy:
     )
     if not made.text:
         raise MatchError(f"nothing of {args.model} can be written in source form: {'; '.join(report.misses()[:1])}")
-    if args.layout == "tilegym":
-        path = write_folder(made, model, inventory, args.emit)
-    else:
-        path = emitted_path(args.emit, model)
-        save(made.text, path)
+    with writing(args.emit):
+        if args.layout == "tilegym":
+            path = write_folder(made, model, inventory, args.emit)
+        else:
+            path = emitted_path(args.emit, model)
+            save(made.text, path)
     written, planned = report.in_both_forms, sum(len(form.ours) for form in report.graph_form.values())
     places = f"{written} of {planned} places; the others need graph form (--forms tells which)"
     if written == planned:

@@ -277,6 +277,7 @@ def as_json(found: Survey) -> dict[str, Any]:
     return {
         "model": found.source.name,
         "model_type": found.source.model_type,
+        "quantised": found.source.quantised,
         "class": found.class_name,
         "parameters": found.parameters,
         "device": found.device,

@@ -526,6 +526,17 @@ def test_a_dry_run_goes_all_the_way_in_processes_of_its_own(tmp_path: Path, caps
     assert {r["case"] for r in report["results"]} == {"prefill:1x12", "generate:1x9+4"}
 
 
+@pytest.mark.parametrize("option", ["--out", "--svg", "--record"])
+def test_a_place_that_cannot_be_written_is_told_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["no-such", "--dry-run", option, str(tmp_path / "file" / "inside")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: '{tmp_path}/file")
+    assert line.endswith(" Name another place.")
+
+
 @pytest.mark.parametrize(
     "arguments", ["--dry-run", "no-such --dry-run", "llama --layers 999 --dry-run", "--from no-such-file"]
 )

@@ -83,6 +83,18 @@ class TestOutput:
         }  # fmt: skip
         assert sites(of(said, "decode"))["gqa_attention"] == 2
 
+    def test_a_name_is_no_markup(self, run: Scan, tmp_path: Path) -> None:
+        folder = tmp_path / "[" / "x]"
+        folder.mkdir(parents=True)
+        status, out, _ = run("--phase", "prefill", model=tiny_folder.write(folder))
+        assert status == scan.EXIT_OK
+        assert "/[/x]  LlamaForCausalLM" in out
+        assert "quantised" not in out
+
+    def test_a_quantised_checkpoint_is_told(self, run: Scan, tmp_path: Path) -> None:
+        model = tiny_folder.write(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
+        assert "weights quantised (gptq) in the checkpoint, not here" in run("--phase", "prefill", model=model)[1]
+
     def test_explain_shows_what_is_taken_and_what_is_not_in_a_class(self, run: Scan) -> None:
         _, out, _ = run("--phase", "prefill", "--explain", "LlamaRMSNorm")
         assert "taken     add_rms_norm (reference, exact)" in out
@@ -269,6 +281,26 @@ class TestRefusals:
 
     def test_two_models(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.refused((scan.main(["gpt2", "llama"]), *capsys.readouterr()), "2 models are named. Give one")
+
+    @pytest.mark.parametrize("option", ["--draft", "--emit"])
+    @pytest.mark.parametrize("below", ["", "/inside"])
+    def test_a_place_that_cannot_be_written_is_told_before_the_scan(
+        self, run: Scan, tmp_path: Path, option: str, below: str
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        said = run(option, f"{tmp_path}/file{below}", model="a model that nobody looks for")
+        self.refused(said, "file", "cannot be written", "Name another place.")
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (("--jobs", "3"), ("--jobs belongs to --all",)),
+            (("--layout", "file"), ("Give --emit DIR too",)),
+            (("--all", "--emit", "there"), ("--emit", "--seq", "all model types at once")),
+        ],
+    )
+    def test_an_option_that_would_do_nothing(self, run: Scan, options: tuple[str, ...], words: tuple[str, ...]) -> None:
+        self.refused(run(*options), *words)
 
     def test_an_option_that_does_not_exist_is_a_usage_error(self, run: Scan) -> None:
         with pytest.raises(SystemExit) as stopped:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tilegym_fx.errors import TilegymFxError, UsageError
+from tilegym_fx.errors import TilegymFxError, UsageError, make_folder, writing
 
 from . import patches
 from .cases import DEFAULT_CASES, DEFAULT_VARIANTS, PEERS, VARIANTS, get_variant, parse_cases
@@ -69,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
+    for file in filter(None, (args.out, args.svg, args.record and args.record / "record.md")):
+        make_folder(file.parent)
     header, results = _read(args.read) if args.read else _measure(args)
     results = latest(results)
     if args.json:
@@ -77,7 +79,8 @@ def _bench(args: argparse.Namespace) -> int:
     else:
         print_report(header, results)
     if args.svg:
-        args.svg.write_text(draw(results), encoding="utf-8")
+        with writing(args.svg):
+            args.svg.write_text(draw(results), encoding="utf-8")
     if args.record:
         print(f"recorded in {append_record(args.record, header, results)}", file=sys.stderr)
     return EXIT_OK if any(result.error is None for result in results) else EXIT_ERROR
@@ -147,7 +150,7 @@ def _has_gpu() -> bool:
 
 def _append(file: Path | None, messages: Iterable[dict[str, Any]]) -> None:
     if file is not None:
-        with file.open("a", encoding="utf-8") as lines:
+        with writing(file), file.open("a", encoding="utf-8") as lines:
             lines.writelines(json.dumps(message) + "\n" for message in messages)
 
 

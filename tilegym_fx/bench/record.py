@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tilegym_fx.doctor import driver_version
+from tilegym_fx.errors import make_folder, writing
 from tilegym_fx.survey import versions
 
 from .report import report_lines
@@ -50,9 +51,9 @@ def append_record(folder: Path, header: dict[str, Any], results: Sequence[Result
     day = str(header.get("date", ""))[:10] or "undated"
     device = re.sub(r"[^a-z0-9]+", "-", header.get("machine", {}).get("device", "unknown").lower()).strip("-")
     file = folder / f"{day}-{device}.md"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     title = "" if file.exists() else f"# Measured on {day}, {device}\n"
     text = "\n".join(report_lines(header, results))
-    with file.open("a", encoding="utf-8") as record:
+    with writing(file), file.open("a", encoding="utf-8") as record:
         record.write(f"{title}\n## {header.get('model', '?')}, {header.get('date', '')}\n\n```text\n{text}\n```\n")
     return file

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..errors import UsageError
+from ..errors import UsageError, make_folder, writing
 from ..model_source import causal_model_types
 from ..survey import versions
 from .page import as_page
@@ -62,15 +62,13 @@ def run_all(
 def _begun(folder: Path) -> dict[str, Row]:
     """The rows in a folder, or an empty folder when they are of other versions."""
     path = folder / ROWS
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    with writing(path):
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         if lines and json.loads(lines[0]) == versions():
             rows = [Row.of_line(line) for line in lines[1:]]
             return {row.model_type: row for row in rows}
         path.write_text(json.dumps(versions()) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror}", advice="Give another folder") from error
     return {}
 
 

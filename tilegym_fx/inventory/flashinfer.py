@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tilegym_fx.errors import Fault, InventoryError, UsageError
+from tilegym_fx.errors import Fault, InventoryError, UsageError, make_folder, writing
 from tilegym_fx.inventory.read import faults_of
 from tilegym_fx.inventory.store import Inventory
 from tilegym_fx.schema import Definition, Problem, Solution
@@ -41,11 +41,9 @@ def export_flashinfer(inventory: Inventory, folder: Path) -> list[Path]:
     written = []
     for path, data in _records(inventory):
         file = folder / path
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
+        with writing(file):
             file.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{str(file)!r} cannot be written ({error.strerror})") from error
         written.append(file)
     return written
 
