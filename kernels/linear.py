@@ -1,4 +1,4 @@
-"""Linear layers in cuTile: y = x W^T, with a bias or a residual added before the one rounding at the end.
+"""Linear layers in cuTile: y = x W^T, with a bias or a residual added before the one rounding at the end, if any.
 
     x [rows, K], weight [features, K], y [rows, features]; products are summed in float32, for every dtype.
 
@@ -235,13 +235,19 @@ def linear_add(input: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor
     return _linear(input, weight, residual, RESIDUAL)
 
 
+def linear_fp32(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`linear` whose float32 sums are not rounded: [..., M], float32."""
+    return _linear(input, weight, None, NOTHING, torch.float32)
+
+
 def _linear(
-    input: torch.Tensor, weight: torch.Tensor, extra: torch.Tensor | None, epilogue: int
+    input: torch.Tensor, weight: torch.Tensor, extra: torch.Tensor | None, epilogue: int,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
     features, depth = weight.shape
     x = _unit_stride(input.reshape(-1, depth))
     weight = _unit_stride(weight)
-    dtype = x.dtype
+    dtype = dtype or x.dtype
     if epilogue == RESIDUAL:
         if extra.dtype != dtype:
             dtype = torch.promote_types(dtype, extra.dtype)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from inputs import DTYPES, HEADS, INVENTORY, ROWS, WEIGHTS, make_inputs, worst
+from inputs import DTYPES, HEADS, INVENTORY, NARROW, ROWS, WEIGHTS, make_inputs, worst
 
 from tilegym_fx.pattern import defaults
 
@@ -48,11 +48,14 @@ def test_agrees_with_float64(name: str, form: str, dtype: torch.dtype) -> None:
     ran = 0
     for rows, weights, sizes, float_mask in cases:
         inputs = make_inputs(name, dtype, rows, weights, sizes, float_mask) | defaults(function_of(name, form))
-        if refused(name, form, inputs):
-            continue
-        ran += 1
-        ratio = worst(function_of(name, form), name, inputs, dtype)
-        assert ratio <= 1, f"rows {rows}, weights {weights}, {sizes}: {ratio:.2f} times the rounding error"
+        is_outside = refused(name, form, inputs)
+        if name in NARROW and dtype == torch.float32:
+            assert is_outside
+            ran += 1
+        elif not is_outside:
+            ran += 1
+            ratio = worst(function_of(name, form), name, inputs, dtype)
+            assert ratio <= 1, f"rows {rows}, weights {weights}, {sizes}: {ratio:.2f} times the rounding error"
     assert ran >= len(ROWS) * len(WEIGHTS)
 
 

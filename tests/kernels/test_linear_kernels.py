@@ -47,6 +47,19 @@ def operands(name: str, lead: tuple[int, ...], depth: int, features: int, dtype:
     return made
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_sums_that_are_not_rounded(kernels, dtype, device):
+    for lead, depth, features in SHAPES[:6]:
+        values = operands("linear_fp32", lead, depth, features, dtype)
+        got = kernels.linear_fp32(**{key: value.to(device) for key, value in values.items()}).cpu()
+        wide = {key: value.double() for key, value in values.items()}
+        ((right, tolerance),) = EXACT["linear_fp32"](Rounding.of(dtype), "linear_fp32", **wide)
+        assert got.dtype == torch.float32
+        assert got.shape == right.shape
+        assert ((got.double() - right).abs() <= tolerance).all()
+
+
 def check(function: Any, name: str, values: Operands, device: str) -> torch.Tensor:
     """Runs the kernel, compares with float64 within the Definition's rounding, returns the result."""
     got = function(**{key: value.to(device) for key, value in values.items()})

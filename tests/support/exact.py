@@ -360,6 +360,14 @@ def _batched_linear(r: Rounding, name: str, input: Any, weight: Any) -> Any:
     return ((value, r.relative * value.abs() + (input.shape[-1] + 2) * ROUNDED32 * size + r.step + FLOOR32),)
 
 
+@exact("padded_positions")
+def _padded_positions(r: Rounding, name: str, ids: Any, padding_idx: int, past: int) -> Any:
+    rows = [[int(i) != padding_idx for i in row] for row in ids]
+    counted = [[padding_idx + is_token * (past + sum(row[: n + 1])) for n, is_token in enumerate(row)] for row in rows]
+    value = torch.tensor(counted)
+    return ((value, torch.zeros_like(value)),)
+
+
 @exact("embedding")
 def _embedding(r: Rounding, name: str, ids: Any, weight: Any, padding_idx: int) -> Any:
     return ((weight[ids], torch.full_like(weight[ids], r.step)),)
@@ -442,6 +450,11 @@ def _linear(r: Rounding, name: str, input: Any, weight: Any, bias: Any = None) -
     value = input @ weight.T + (0 if bias is None else bias)
     size = input.abs() @ weight.abs().T
     return ((value, r.relative * value.abs() + input.shape[-1] * ROUNDED32 * size + r.step),)
+
+
+@exact("linear_fp32")
+def _linear_fp32(r: Rounding, name: str, input: Any, weight: Any) -> Any:
+    return _linear(Rounding.of(torch.float32), name, input, weight)
 
 
 @exact("linear_bias")

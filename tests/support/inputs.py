@@ -44,12 +44,25 @@ SIZES = {
 HEADS: tuple[dict[str, int], ...] = ({}, {"Hk": 6}, {"Hk": 1}, {"S": 1, "T": 13})
 #: Definitions whose results have a dtype of their own.
 OUTPUT_DTYPES = {
+    "linear_fp32": torch.float32,
     "router_sigmoid": torch.float32, "router_sigmoid_groups": torch.float32,
     "router_softmax_topk_fp32": torch.float32, "router_softmax_topk_norm_fp32": torch.float32,
     "rotary_table": torch.bfloat16, "rotary_table_fp32": torch.float32,
     "rotary_table_half_width": torch.bfloat16, "rotary_table_scaled": torch.bfloat16,
 }  # fmt: skip
-SCALARS = {"scale": 0.3, "softcap": 3.0, "alpha": 1.7, "k": 3, "limit": 1.5, "groups": 3, "kept": 2, "padding_idx": -1}
+#: Definitions whose operands have 16 bits: with float32 ones they are another.
+NARROW = frozenset({"linear_fp32"})
+SCALARS = {
+    "scale": 0.3,
+    "softcap": 3.0,
+    "alpha": 1.7,
+    "k": 3,
+    "limit": 1.5,
+    "groups": 3,
+    "kept": 2,
+    "padding_idx": -1,
+    "past": 6,
+}
 #: The axis that an integer input indexes.
 INDEXED = {"top_k_index": "E", "positions": "P", "ends": "N", "ids": "V"}
 WEIGHTS = {"as trained": 1.0, "near zero": 1e-3}
