@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 
 from . import apply as binding
 from . import verify as judge
+from .alone import alone
 from .cost import Device, device_of
 from .emit import Alike, EmitResult, Emitter, why_not
 from .errors import ExportError, MatchError, UsageError, VerifyError
@@ -75,30 +76,49 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
         The same model.
 
     Raises:
-        ExportError: With ``strict``, if the model cannot be captured.
+        ExportError: With ``strict``, if the model cannot be captured, or does not run.
         MatchError: If an option names no Definition; with ``strict``, if nothing matches.
-        UsageError: If ``model`` is no module, or ``emit`` cannot be written.
+        UsageError: If ``model`` is no module or another thread is running it, or if ``emit`` or ``compile`` is nothing
+            that can be used.
         VerifyError: If an output differs by more than rounding; the model has been put back.
     """
-    restore(model)
+    _require_module(model)
+    compile_options = _compile_options(compile) if compile else None
     only, skip = ((names,) if isinstance(names, str) else names for names in (only, skip))
     _tell_about_cpu(model)
     if sys.version_info < (3, 11):
         return _unchanged(model, _OLD_PYTHON, strict, MatchError(_OLD_PYTHON))
-    inner = own_model(model)
-    try:
-        made, report = plan_source_form(inner, inputs=inputs, only=only, skip=skip or ())
-    except ExportError as error:
-        return _unchanged(model, str(error), strict, error)
+    with alone(model):
+        restore(model)
+        inner = own_model(model)
+        try:
+            made, report = plan_source_form(inner, inputs=inputs, only=only, skip=skip or ())
+            if made.text and emit is not None:
+                _save(made.text, emit, inner)
+            checked = _apply(inner, made, inputs, verify) if made.text else _UNCHECKED
+        except ExportError as error:
+            return _unchanged(model, str(error), strict, error)
     if not made.text:
         return _unchanged(model, _why_nothing(report), strict, MatchError(_why_nothing(report)))
-    if emit is not None:
-        _save(made.text, emit, inner)
-    checks = _apply(inner, made, inputs, verify)
-    _reports[model] = _reports[inner] = report.with_checks(checks)
-    if compile:
-        model.compile(**({} if compile is True else dict(compile)))
+    _reports[model] = _reports[inner] = report.with_checks(checked.checks, checked.no_wider)
+    if compile_options is not None:
+        model.compile(**compile_options)
     return model
+
+
+def _compile_options(compile: Any) -> dict[str, Any]:
+    """Keyword arguments of ``torch.compile`` that it takes: tried on another module before anything is done.
+
+    Raises:
+        UsageError: If it does not.
+    """
+    try:
+        options = {} if compile is True else dict(compile)
+        torch.compile(nn.Identity(), **options)
+    except MODEL_ERRORS as problem:
+        raise UsageError(f"compile={compile!r} is nothing that torch.compile takes: {describe(problem)}",
+                         advice="Give True, or a dict of keyword arguments of torch.compile") from problem  # fmt: skip
+    return options
 
 
 def _save(text: str, emit: str | Path, model: nn.Module) -> None:
@@ -291,25 +311,37 @@ def copied(graph: Graph) -> Graph:
     return new
 
 
-def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool) -> Sequence[judge.Check]:
+@dataclass(frozen=True)
+class _Checked:
+    """The checks of a rewritten model, and why no run in a wider dtype judged them."""
+
+    checks: Sequence[judge.Check] = ()
+    no_wider: str = ""
+
+
+_UNCHECKED = _Checked()
+
+
+def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool) -> _Checked:
     module = binding.load(made.text)
     if not verify or _is_meta(model):
         binding.apply(module, model)
-        return ()
+        return _UNCHECKED
     run = _runner(model, inputs)
-    original, dtype = run(model), _dtype_of(model)
-    wide = None
+    original, dtype = _runs(model, run), _dtype_of(model)
+    wide = judge.Wider(None)
     if judge.apart(original, judge.with_other_numbers(model, run), dtype):
         # In a wider dtype other random numbers are drawn, so the original alone judges, if it is like itself.
         if unlike := judge.apart(original, run(model), dtype):
             binding.apply(module, model)
             warnings.warn(f"tilegym_fx: {type(model).__name__}: {unlike[0]}", stacklevel=3)
-            return unlike
+            return _Checked(unlike)
+        wide = judge.Wider(None, "it draws random numbers")
     else:
-        wide = wider_outputs(model, run)
+        wide = _wider_run(model, run)
     binding.apply(module, model)
     try:
-        checks = judge.compare(original, run(model), wide, dtype)
+        checks = judge.compare(original, run(model), wide.outputs, dtype)
     except BaseException:
         binding.restore(model)
         raise
@@ -318,7 +350,25 @@ def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool) -> Seq
         binding.restore(model)
         used = sorted({w.match.definition for w in made.written})
         raise VerifyError(f"{type(model).__name__} with {', '.join(used)}: {failed[0]}")
-    return checks
+    return _Checked(checks, wide.why_not)
+
+
+def _runs(model: nn.Module, run: judge.Call) -> judge.Outputs:
+    """What the model itself gives.
+
+    Raises:
+        ExportError: If its own code fails where it is run and not captured.
+    """
+    try:
+        outputs: judge.Outputs = run(model)
+    except torch.OutOfMemoryError:
+        raise
+    except MODEL_ERRORS as problem:
+        raise ExportError(
+            f"{type(model).__name__} can be captured, but does not run by itself: {describe(problem)}",
+            advice="Call it with the same inputs to see where, or pass verify=False to have nothing run",
+        ) from problem
+    return outputs
 
 
 def _runner(model: nn.Module, inputs: Any) -> judge.Call:
@@ -339,10 +389,14 @@ def _cache_of(model: nn.Module, results: Any) -> dict[str, Any] | None:
 
 def wider_outputs(model: nn.Module, run: judge.Call) -> judge.Outputs | None:
     """A run of the model in a wider dtype; None for code that takes no other dtype than its own."""
+    return _wider_run(model, run).outputs
+
+
+def _wider_run(model: nn.Module, run: judge.Call) -> judge.Wider:
     try:
         return judge.wider_outputs(model, run)
-    except MODEL_ERRORS:
-        return None
+    except MODEL_ERRORS as problem:
+        return judge.Wider(None, f"its code takes no {judge.wider_dtype(model)}: {describe(problem)}")
 
 
 def _as_judged(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

@@ -72,6 +72,7 @@ class Report:
         graph_form: The same for ``torch.compile(model, backend="tilegym_fx")``, which can use every place.
         problems: Capture -> why it could not be made.
         checks: Outputs compared with the original's; empty without ``verify`` or on ``meta``.
+        no_wider: Why no run in a wider dtype judged, only the model's own; empty where one did.
         seconds: Wall time of capturing, matching and writing.
         in_both_forms: How many places of ``graph_form`` the emitted module has too, over all captures.
         given_back: Modules that run their author's code again, because of what was put on them since.
@@ -84,6 +85,7 @@ class Report:
     estimates: Mapping[str, Estimate]
     problems: Mapping[str, str]
     checks: tuple[Check, ...] = ()
+    no_wider: str = ""
     seconds: float = 0.0
     given_back: tuple[GivenBack, ...] = ()
     graph_form: Mapping[str, Estimate] = field(default_factory=dict)
@@ -100,8 +102,8 @@ class Report:
         return cls(type(model).__name__, made.text, made.written, (*made.refused, *found), estimates, dict(problems),
                    seconds=seconds, graph_form=anywhere, in_both_forms=shared)  # fmt: skip
 
-    def with_checks(self, checks: Sequence[Check]) -> Report:
-        return replace(self, checks=tuple(checks))
+    def with_checks(self, checks: Sequence[Check], no_wider: str = "") -> Report:
+        return replace(self, checks=tuple(checks), no_wider=no_wider)
 
     def with_given_back(self, given_back: Sequence[GivenBack]) -> Report:
         return replace(self, given_back=tuple(given_back))
@@ -145,6 +147,10 @@ class Report:
             lines.append(f"  estimated coverage of {name}: {share:.1%}, in graph form {anywhere:.1%}")
         lines += [f"  {name} was not captured: {why}" for name, why in self.problems.items()]
         lines += [f"  {check}" for check in self.checks]
+        if self.no_wider:
+            lines.append(
+                f"  the checks compare with the model's own run, not with one in a wider dtype: {self.no_wider}"
+            )
         lines += [f"  {back}" for back in self.given_back[:_SHOWN]]
         if len(self.given_back) > _SHOWN:
             lines.append(f"  and {len(self.given_back) - _SHOWN} more in .given_back")

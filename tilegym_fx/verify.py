@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -163,18 +163,29 @@ def apart(one: Outputs, other: Outputs, dtype: torch.dtype) -> list[Check]:
     return [replace(check, verifiable=False) for check in compare(one, other, None, dtype) if not check.passed]
 
 
-def wider_outputs(model: nn.Module, run: Call) -> Outputs | None:
-    """What a copy of the model in a wider dtype gives: float32 for 16 bits, float64 for float32.
+class Wider(NamedTuple):
+    """What a model gives in a wider dtype.
 
-    None where there is no room for one, none is wider, or the weights are quantised.
+    Attributes:
+        outputs: The outputs; None where there is no such run.
+        why_not: Why there is none.
     """
+
+    outputs: Outputs | None
+    why_not: str = ""
+
+
+def wider_outputs(model: nn.Module, run: Call) -> Wider:
+    """What a copy of the model in a wider dtype gives: float32 for 16 bits, float64 for float32."""
     dtype = wider_dtype(model)
-    if dtype is None or getattr(model, "is_quantized", False):
-        return None
+    if dtype is None:
+        return Wider(None, "it has no weights that a wider dtype is there for")
+    if getattr(model, "is_quantized", False):
+        return Wider(None, "its weights are quantised")
     weights = list(model.parameters())
-    if sum(dtype.itemsize * p.numel() for p in weights) > _free_bytes(weights[0].device) // 2:
-        return None
-    return run(copy.deepcopy(model).to(dtype))
+    if (needed := sum(dtype.itemsize * p.numel() for p in weights)) > _free_bytes(weights[0].device) // 2:
+        return Wider(None, f"a copy of it in {dtype} needs {needed / 2**30:.1f} GiB, which are not free")
+    return Wider(run(copy.deepcopy(model).to(dtype)))
 
 
 def wider_dtype(model: nn.Module) -> torch.dtype | None:

@@ -204,6 +204,38 @@ def test_changed_source_is_refused(text: str, model: Block) -> None:
     refused(patching.load(text.replace(digest, "0" * 64)), model, "is not the text")
 
 
+def wrapped(forward: Any) -> Any:
+    @functools.wraps(forward)
+    def doubled(*args: Any, **kwargs: Any) -> Any:
+        return [2 * value for value in forward(*args, **kwargs)]
+
+    return doubled
+
+
+def test_wrapper_around_a_method_that_the_file_replaces_is_refused(
+    emitted: ModuleType, model: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emit_modules.Plain, "forward", wrapped(emit_modules.Plain.forward))
+    refused(emitted, model, r"Plain\.forward is wrapped by doubled of .*, which the emitted file would run without")
+
+
+def test_wrapper_around_a_method_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emit_modules.Plain, "forward", wrapped(emit_modules.Plain.forward))
+    result = support_emitted(Block().eval(), (X,))
+    assert {written.module_class for written in result.written} == {"Norm", "Separate"}
+    model, plain = Block().eval(), Block().eval()
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(patching.apply(patching.load(result.text), model)(X), plain(X))
+
+
+def test_wrapper_that_stands_in_the_text_is_kept() -> None:
+    """`@torch.no_grad()` wraps a method too; the new text says it again."""
+    model = emit_modules.NoGrad().eval()
+    result = support_emitted(model, (X,))
+    assert "    @torch.no_grad()\n" in result.text
+    assert patching.is_applied(patching.apply(patching.load(result.text), model))
+
+
 @pytest.fixture(scope="module")
 def with_helpers() -> ModuleType:
     result = support_emitted(emit_modules.HelperWithDocstring().eval(), (X,))

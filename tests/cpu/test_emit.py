@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import adversarial_modules
 import emit_modules
 import pytest
 import torch
@@ -256,6 +257,21 @@ def test_a_mask_of_another_kind_does_what_its_author_does_with_it(cls: type[nn.M
     model = patching.apply(patching.load(result.text), cls().eval())
     for mask in (added, boolean):
         torch.testing.assert_close(model(q, k, v, mask), cls()(q, k, v, mask))  # to rounding: eager code is not torch's
+
+
+def test_a_mask_is_made_one_to_add_where_no_condition_can_be_written() -> None:
+    """Other statements stand inside the region; a boolean mask means there what it means to the author."""
+    q, k, v = (torch.linspace(-1, 1, 64).roll(i).reshape(1, 2, 4, 8) for i in range(3))
+    boolean = torch.ones(4, 4).tril().bool()[None, None]
+    added = torch.zeros(1, 1, 4, 4).masked_fill(~boolean, -1e9)
+    cls = adversarial_modules.AddsItsMaskBetween
+    result = emitted(cls().eval(), (q, k, v, added))
+    assert counts(result) == {"gqa_attention_masked": 1}
+    assert "mask.to(q.dtype)" in result.text
+    assert "if " not in method(result, cls.__name__)
+    model = patching.apply(patching.load(result.text), cls().eval())
+    for mask in (added, boolean, boolean.long()):
+        torch.testing.assert_close(model(q, k, v, mask), cls()(q, k, v, mask))
 
 
 def test_number_out_of_a_dict_is_read_in_each_call() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 
 from tilegym_fx import kernelize, report, restore
-from tilegym_fx.errors import UsageError
+from tilegym_fx.errors import ExportError, UsageError
 
 X = torch.linspace(-1, 1, 3 * emit_modules.WIDTH).reshape(3, -1)
 pytestmark = pytest.mark.filterwarnings("ignore:tilegym_fx")
@@ -51,3 +53,98 @@ def test_emit_that_cannot_be_written_is_refused(tmp_path: Path, emit: Any) -> No
 def test_one_name_is_taken_as_one_name() -> None:
     assert report(kernelize(emit_modules.Norm(), inputs=X, only="rms_norm")).counts() == {"rms_norm": 1}
     assert "rms_norm" not in report(kernelize(emit_modules.Norm(), inputs=X, skip="rms_norm")).counts()
+
+
+@pytest.mark.parametrize("options", ["reduce-overhead", 3, {"mode": "nope"}, {"backend": "nope"}, {"nope": 1}], ids=str)
+def test_what_torch_compile_does_not_take_is_refused_before_anything_is_done(options: Any) -> None:
+    model = emit_modules.Norm()
+    with pytest.raises(UsageError, match="is nothing that torch"):
+        kernelize(model, inputs=X, compile=options)
+    assert type(model) is emit_modules.Norm
+
+
+def test_what_torch_compile_takes_is_handed_on() -> None:
+    model = kernelize(emit_modules.Norm(), inputs=X, compile={"backend": "eager", "dynamic": False})
+    assert model._compiled_call_impl is not None
+    torch.testing.assert_close(model(X), emit_modules.Norm()(X))
+
+
+class OnlyCaptured(emit_modules.WithNorm):
+    """Runs in a capture only."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting():
+            raise RuntimeError("the database is not there")
+        return self.norm(x)
+
+
+def test_model_that_does_not_run_is_left_as_it_is() -> None:
+    model = OnlyCaptured()
+    with pytest.warns(match="OnlyCaptured is unchanged: .* does not run by itself: RuntimeError: the database is not"):
+        kernelize(model, inputs=X)
+    with pytest.raises(ExportError, match="pass verify=False"):
+        kernelize(model, inputs=X, strict=True)
+    assert type(model.norm) is emit_modules.Norm
+    assert report(kernelize(model, inputs=X, verify=False)).counts() == {"rms_norm": 1}
+
+
+class InOneDtype(emit_modules.WithNorm):
+    """Takes float32 and nothing else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.float32:
+            raise TypeError("float32, please")
+        return self.norm(x)
+
+
+def test_report_says_when_no_wider_run_judged() -> None:
+    judged = report(kernelize(emit_modules.Norm(), inputs=X))
+    alone = report(kernelize(InOneDtype(), inputs=X))
+    assert (judged.no_wider, "wider dtype" in str(judged)) == ("", False)
+    assert "not with one in a wider dtype: its code takes no torch.float64: TypeError: float32, please" in str(alone)
+    assert all(check.passed for check in (*judged.checks, *alone.checks))
+
+
+class Meeting(emit_modules.WithNorm):
+    """Says that it runs, and stays until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.entered.set()
+        assert self.go_on.wait(60)
+        return self.norm(x)
+
+
+def test_model_that_another_thread_runs_is_refused() -> None:
+    model = Meeting()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(model, X)
+        assert model.entered.wait(60)
+        with pytest.raises(UsageError, match="Meeting is being called in another thread"):
+            kernelize(model, inputs=X)
+        model.go_on.set()
+        torch.testing.assert_close(running.result(), emit_modules.Norm()(X))
+    assert report(kernelize(model, inputs=X)).counts() == {"rms_norm": 1}
+
+
+def test_call_that_begins_in_another_thread_waits() -> None:
+    model = Meeting()
+    with ThreadPoolExecutor(2) as pool:
+        done = pool.submit(kernelize, model, inputs=X)
+        assert model.entered.wait(60)  # it is being captured
+        other, calling = pool.submit(model, X), emit_modules.Norm()(X)
+        torch.testing.assert_close(emit_modules.Norm()(X), calling)  # other models run on
+        assert not other.done()
+        model.go_on.set()
+        torch.testing.assert_close(other.result(), calling)
+        assert report(done.result()).counts() == {"rms_norm": 1}
+
+
+def test_two_threads_kernelize_one_after_the_other() -> None:
+    models = [emit_modules.Norm() for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda model: kernelize(model, inputs=X), models))
+    assert [report(model).counts() for model in done] == [{"rms_norm": 1}] * 2

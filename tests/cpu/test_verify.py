@@ -80,7 +80,8 @@ def test_a_value_that_is_off_by_more_than_rounding_does_not_pass() -> None:
 def test_a_model_is_judged_in_the_next_wider_dtype(dtypes: list[torch.dtype], wide: torch.dtype | None) -> None:
     model = nn.ParameterList([nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in dtypes])
     assert verify.wider_dtype(model) == wide
-    outputs = verify.wider_outputs(model, lambda m: {"call": [p.sum() for p in m]})
+    outputs, why_not = verify.wider_outputs(model, lambda m: {"call": [p.sum() for p in m]})
+    assert bool(why_not) == (wide is None)
     assert (outputs is None) if wide is None else all(value.dtype == wide for value in outputs["call"])
 
 

@@ -41,8 +41,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "folding": set(),
     "render": {"folding", "survey"},
     "draft": {"export", "normalize", "reference", "region", "survey"},
+    "alone": set(),
     "live_report": {"apply", "emit", "pipeline", "verify"},
     "live": {
+        "alone",
         "apply",
         "cost",
         "emit",

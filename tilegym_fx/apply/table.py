@@ -13,7 +13,7 @@ from torch import nn
 from tilegym_fx.apply.classes import original_class
 from tilegym_fx.apply.watch import described
 from tilegym_fx.emit.dropped import digest_of
-from tilegym_fx.emit.owner import hooks_of, is_still, plain_function, reach
+from tilegym_fx.emit.owner import foreign_wrapper, hooks_of, is_still, plain_function, reach
 from tilegym_fx.emit.source import function_source
 from tilegym_fx.errors import ApplyError
 
@@ -65,6 +65,11 @@ def check_sources(patch: Patch) -> None:
         held = next((vars(base)[name] for base in original.__mro__ if name in vars(base)), None)
         function = plain_function(held) if held is not None else None
         source = function_source(function.__code__) if function is not None else None
+        if (wrapper := foreign_wrapper(held)) is not None:
+            raise ApplyError(
+                f"{original.__qualname__}.{name} is wrapped by {wrapper}, which the emitted file would run without",
+                advice="Apply first and wrap the result, or take the wrapper off",
+            )
         if source is None or source.digest != digest:
             file = inspect.getsourcefile(original) or "an unknown file"
             raise ApplyError(f"{original.__qualname__}.{name} in {file} is not the text that the emitted file replaces")

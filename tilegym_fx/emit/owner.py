@@ -59,6 +59,8 @@ def owner_of(view: View) -> Owner:
     name, definer = _find(cls, name, view)
     if name in vars(module):
         raise Refusal(f"{cls.__name__} has a {name} of its own, put there by another library")
+    if (wrapper := foreign_wrapper(vars(definer)[name])) is not None:
+        raise Refusal(f"{definer.__name__}.{name} is wrapped by {wrapper}, which a new function would not be")
     _check_text(view)
     _check_defaults(view, plain_function(vars(definer)[name], view.call.code))
     if "<locals>" in definer.__qualname__:
@@ -124,6 +126,18 @@ def plain_function(held: Any, code: Any = None) -> FunctionType | None:
         if isinstance(held, (staticmethod, classmethod, property)) or wrapped is None:
             return None
         held = wrapped
+
+
+def foreign_wrapper(held: Any) -> str | None:
+    """What was put around a method once its class was made: decorators that stand above it are read in its text, and
+    are of packages that are known."""
+    while (inner := getattr(held, "__wrapped__", None)) is not None:
+        module = str(getattr(held, "__globals__", {}).get("__name__", type(held).__module__))
+        if module.split(".")[0] not in _DECORATORS_FROM:
+            name = getattr(getattr(held, "__code__", None), "co_name", type(held).__name__)
+            return f"{name} of {module}"
+        held = inner
+    return None
 
 
 def _check_defaults(view: View, function: FunctionType | None) -> None:

@@ -167,6 +167,8 @@ class Placer(Outputs):
         added = self._added_mask(arguments)
         if added is not None and (facts.guards or self._is_guardable(made)):
             inspector.note(added)
+        elif added is not None:
+            made.arguments = self._with_mask_cast(arguments)
         if facts.guards:
             self._check_guarded(made)
         else:
@@ -188,6 +190,17 @@ class Placer(Outputs):
         if isinstance(query, ast.Name) and node.meta["val"].dtype == self.region.inputs["q"].meta["val"].dtype:
             return f"{wrapped(mask)}.dtype == {query.id}.dtype"
         return f"{wrapped(mask)}.is_floating_point()"
+
+    def _with_mask_cast(self, arguments: list[Piece]) -> list[Piece]:
+        """The arguments where no condition can be written: what is added to the scores is made such before, as ones
+        of a boolean mask are. Of the sample's own kind a mask stays itself."""
+        names = list(self.region.match.inputs)
+        mask, query = (arguments[names.index(name)] for name in ("mask", "q"))
+        same = self.region.inputs["mask"].meta["val"].dtype == self.region.inputs["q"].meta["val"].dtype
+        if not (same and isinstance(query, ast.Name) and isinstance(mask, ast.expr)):
+            raise Refusal(f"the mask in {self.at.where()} may be a boolean one, and no condition can be written there")
+        cast = f"{wrapped(mask)}.to({query.id}.dtype)"
+        return [cast if name == "mask" else piece for name, piece in zip(names, arguments, strict=True)]
 
     def _is_guardable(self, made: Replacement) -> bool:
         try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.fx.experimental import proxy_tensor
 
 from tilegym_fx.errors import ExportError
 from tilegym_fx.export.holes import Holes, with_holes
@@ -97,6 +99,7 @@ def export_module(
         stack.enter_context(unchanged(module))
         stack.enter_context(holes.made(module))
         stack.enter_context(copies_as_clones())
+        stack.enter_context(this_thread_alone())
         stack.enter_context(without_torch_errors())
         _enter_transformers(stack, module, inputs, static=dynamic_shapes is None)
         program = _trace(module, args, inputs, dynamic_shapes)
@@ -148,6 +151,29 @@ def copies_as_clones() -> Iterator[None]:
     finally:
         for kind in kinds:
             delattr(kind, "__deepcopy__")
+
+
+@contextmanager
+def this_thread_alone() -> Iterator[None]:
+    """Leaves the calls that other threads make of modules out of a trace: torch watches those of the whole process."""
+    tracer: Any = getattr(proxy_tensor, "_ModuleStackTracer", None)
+    if tracer is None:
+        yield
+        return
+    here, call, read = threading.get_ident(), tracer.call_module, tracer.getattr
+
+    def call_module(self: Any, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        is_ours = threading.get_ident() == here
+        return call(self, module, forward, args, kwargs) if is_ours else forward(*args, **kwargs)
+
+    def read_attribute(self: Any, name: str, value: Any, cache: Any) -> Any:
+        return read(self, name, value, cache) if threading.get_ident() == here else value
+
+    tracer.call_module, tracer.getattr = call_module, read_attribute
+    try:
+        yield
+    finally:
+        tracer.call_module, tracer.getattr = call, read
 
 
 @contextmanager
