@@ -72,7 +72,7 @@ def experts_sort_kernel(index, order, ends, WIDTH: Int):
         count = ct.where(mine, 1, 0)
         after = ct.cumsum(count)
         target = ct.where(mine, place + after - 1, index.shape[0])  # others are outside and dropped
-        ct.scatter(order, target, pair)
+        ct.scatter(order, target, ct.astype(pair, order.dtype))
         place = place + ct.sum(count)
 
 

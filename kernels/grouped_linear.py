@@ -2,9 +2,9 @@
 
     out[r] = weight[e] x[r] for the rows r of expert e, which stand together: ends[e - 1] <= r < ends[e]
 
-Matrices are stored [out, in] where OUT_FIRST, else [in, out]. A grid cannot depend on how many rows an expert has, so
-there are N / ROWS + E blocks along N rows, and each finds its expert and rows from `ends`; those that find none end at
-once. Rows from ends[-1] on belong to no expert and are not written. Sums are in float32.
+Matrices are stored [out, in] where OUT_FIRST, else [in, out]: their strides tell. A grid cannot depend on how many
+rows an expert has, so there are N / ROWS + E blocks along N rows, and each finds its expert and rows from `ends`; those
+that find none end at once. Rows from ends[-1] on belong to no expert and are not written. Sums are in float32.
 """
 
 from __future__ import annotations
@@ -53,13 +53,14 @@ def grouped_linear(input: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor
 
     Args:
         input: [rows, in], sorted by expert, float32, float16 or bfloat16.
-        weight: [experts, out, in], the same dtype.
+        weight: [experts, in, out], the same dtype, any strides.
         ends: [experts], int32: the row after the last of each expert, never falling.
 
     Returns:
         [rows, out], contiguous; rows from the last of `ends` on hold anything.
     """
-    return _grouped(input, weight, ends, weight.shape[1], True)
+    out_first = weight.stride(1) == 1
+    return _grouped(input, weight.transpose(1, 2) if out_first else weight, ends, weight.shape[2], out_first)
 
 
 def batched_linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Before: a grouped product of rows that are sorted by expert.
 After:  one grouped_linear.
-Applies to rows of [rows, in] in the dtype of the matrices.
+Applies to rows of [rows, in] in the dtype of the matrices, which may be transposed views.
 """
 
 from __future__ import annotations

@@ -95,6 +95,7 @@ _SEED, _SMALL = 17, 8
 _TO_THE_END = 2**63 - 1
 _SUM = re.compile(r"^(\w+) == (\w+) \+ (\w+)$")
 _EQUALS = re.compile(r"^(\w+) == (?:(\d+) \* )?(\w+)$")
+_PRODUCT = re.compile(r"^(\w+) == (\w+) \* (\w+)$")
 _DIVIDES = re.compile(r"^(\w+) % (\w+) == 0$")
 
 
@@ -121,12 +122,14 @@ def probe_axes(definition: Definition, *, equal: bool = False) -> dict[str, int]
             axes[match[1]] = int(match[2] or 1) * axes[match[3]]
         elif match := _SUM.match(constraint):
             axes[match[1]] = axes[match[2]] + axes[match[3]]
+        elif match := _PRODUCT.match(constraint):
+            axes[match[1]] = axes[match[2]] * axes[match[3]]
         elif match := _DIVIDES.match(constraint):
             divisor = axes.get(match[2]) or 2 * int(match[2])
             axes[match[1]] = divisor * (1 if equal and match[2] in axes else _SEED)
         else:
             raise PatternError(
                 f"definition {definition.name}: constraint {constraint!r} has a form that is not understood",
-                advice="Write `A == n * B`, `A == B + C` or `A % B == 0`",
+                advice="Write `A == n * B`, `A == B * C`, `A == B + C` or `A % B == 0`",
             )
     return axes

@@ -145,8 +145,9 @@ class TestRefusals:
 
 class TestProbes:
     def test_sizes_satisfy_the_constraints(self) -> None:
-        axes = probe_axes(definition("x: A B C", constraints=["A == 2 * B", "C % B == 0"]))
+        axes = probe_axes(definition("x: A B C D", constraints=["A == 2 * B", "C % B == 0", "D == B * C"]))
         assert axes["A"] == 2 * axes["B"]
+        assert axes["D"] == axes["B"] * axes["C"]
         assert axes["C"] % axes["B"] == 0 < axes["C"] // axes["B"] - 1
 
     def test_equal_sizes_are_one_group(self) -> None:

@@ -348,7 +348,7 @@ def _layer_norm_no_bias(r: Rounding, name: str, hidden_states: Any, weight: Any,
 @exact("grouped_linear")
 def _grouped_linear(r: Rounding, name: str, input: Any, weight: Any, ends: Any) -> Any:
     expert = torch.searchsorted(ends.long(), torch.arange(input.shape[0]), right=True)
-    matrices = weight[expert]
+    matrices = weight.transpose(-1, -2)[expert]
     value = (matrices @ input[:, :, None])[..., 0]
     size = (matrices.abs() @ input.abs()[:, :, None])[..., 0]
     return ((value, r.relative * value.abs() + (input.shape[1] + 2) * ROUNDED32 * size + r.step + FLOOR32),)
@@ -420,6 +420,23 @@ def _experts_clamped(
     return _combined(
         r, down_proj[top_k_index].transpose(-1, -2), gated, error, top_k_weights, down_proj_bias[top_k_index]
     )
+
+
+@exact("experts_rows")
+def _experts_rows(r: Rounding, name: str, hidden_states: Any, top_k_index: Any, count: int) -> Any:
+    expert, order = torch.sort(top_k_index.reshape(-1), stable=True)
+    rows = hidden_states[order // top_k_index.shape[1]]
+    ends = torch.bincount(expert, minlength=count).cumsum(0).int()
+    return (rows, torch.full_like(rows, r.step)), (order, order * 0), (ends, ends * 0)
+
+
+@exact("experts_combine")
+def _experts_combine(r: Rounding, name: str, rows: Any, top_k_weights: Any, order: Any) -> Any:
+    weighted = (
+        torch.empty_like(rows).index_copy(0, order, rows).view(*top_k_weights.shape, -1) * top_k_weights[..., None]
+    )
+    out = weighted.sum(1)
+    return ((out, r.relative * out.abs() + 16 * ROUNDED32 * weighted.abs().sum(1) + r.step + FLOOR32),)
 
 
 def _projected(r: Rounding, weight: Any, x: Any) -> tuple[Any, Any]:

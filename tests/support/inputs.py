@@ -62,6 +62,7 @@ SCALARS = {
     "kept": 2,
     "padding_idx": -1,
     "past": 6,
+    "count": 5,
 }
 #: The axis that an integer input indexes.
 INDEXED = {"top_k_index": "E", "positions": "P", "ends": "N", "ids": "V"}
@@ -77,6 +78,8 @@ def make_inputs(
     axes = {**SIZES, **sizes}
     axes.update({a: axis.value for a, axis in definition.axes.items() if axis.type == "const"})
     axes.update(I2=2 * axes["I"], R2=2 * axes["R"])
+    if "P == N * K" in definition.constraints:
+        axes["P"] = axes["N"] * axes["K"]
     random = torch.Generator(torch.get_default_device()).manual_seed(
         zlib.crc32(f"{name} {dtype} {rows} {weights} {sizes}".encode())
     )
@@ -87,6 +90,9 @@ def make_inputs(
             inputs[key] = SCALARS.get(key, 1e-6)
             continue
         shape = [axes[a] for a in spec.shape]
+        if key == "order":
+            inputs[key] = torch.randperm(shape[0], generator=random)
+            continue
         if spec.dtype in ("int64", "int32"):
             high = axes[INDEXED[key]]
             inputs[key] = torch.randint(0, high, shape, generator=random).to(getattr(torch, spec.dtype))
@@ -135,6 +141,10 @@ def worst(function: Callable[..., Any], name: str, inputs: dict[str, Any], dtype
     if name.startswith("router_"):  # in which order the chosen experts stand is free
         order = got[0].argsort(-1, descending=True)
         got = tuple(value.gather(-1, order) for value in got)
+    if name == "experts_rows":  # and in which order pairs of one expert
+        rows, order, ends = got
+        place = (inputs["top_k_index"].reshape(-1)[order] * len(order) + order).argsort()
+        got = rows[place], order[place], ends
     expected = EXACT[name](Rounding.of(dtype), name, **widened(inputs))
     ratio = 0.0
     for value, (right, tolerance) in zip(got, expected, strict=True):
