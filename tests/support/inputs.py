@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+import exact_moe  # noqa: F401  registers what it holds
 import torch
 from exact import EXACT, Rounding
 
