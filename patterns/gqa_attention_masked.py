@@ -1,7 +1,7 @@
 """Before: keys and values repeated for each query head, attention under a mask, transpose(1, 2).
 After:  one gqa_attention_masked that reads every key head once.
 Applies to [batch, heads, length, head_dim] with one head dimension for queries, keys and values.
-All heads share the mask; eager code adds it, so there it must be a float.
+All heads share the mask, or each query head has its own; eager code adds it, so there it must be a float.
 """
 
 from __future__ import annotations
@@ -74,6 +74,34 @@ def heads_in_the_batch(
     return torch.bmm(weights, values).view(batch, heads, length, width).transpose(1, 2)
 
 
+@spelling(
+    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/xglm/modeling_xglm.py#L191-L241"
+)
+def heads_in_the_batch_bounded(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float = 1.0
+) -> torch.Tensor:
+    """The same, with a lower bound on the sum so that it stays finite."""
+    batch, heads, length, width = q.shape
+    left, right, values = (x.reshape(batch * heads, x.shape[2], width) for x in (q, k, v))
+    scores = torch.bmm(left, right.transpose(1, 2)).view(batch, heads, length, -1) + mask
+    scores = torch.max(scores, torch.full((), torch.finfo(scores.dtype).min, device=q.device))
+    weights = torch.softmax(scores.view(batch * heads, length, -1), dim=-1)
+    return torch.bmm(weights, values).view(batch, heads, length, width).transpose(1, 2)
+
+
+@spelling(
+    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/gpt_neox_japanese/modeling_gpt_neox_japanese.py#L234-L268"
+)
+def added_to_zeros(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """The scaled product is added to zeros; the softmax is in the dtype of q."""
+    batch, heads, length, width = q.shape
+    left, right = q.view(batch * heads, length, width), k.view(batch * heads, k.shape[2], width)
+    zeros = torch.zeros(batch * heads, length, k.shape[2], dtype=q.dtype, device=q.device)
+    scores = torch.baddbmm(zeros, left, right.transpose(1, 2), beta=1.0, alpha=scale)
+    weights = torch.softmax(scores.view(batch, heads, length, -1) + mask, dim=-1)
+    return torch.matmul(weights, v).transpose(1, 2)
+
+
 def _eager(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -108,16 +136,17 @@ def heads_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
 
 
 @guard
-def mask_is_shared_by_heads(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> str | None:
-    if mask.dim() != 4 or mask.shape[0] not in (1, q.shape[0]) or mask.shape[1] != 1:
-        return f"the mask is {list(mask.shape)}, not [batch, 1, queries, keys]"
+def mask_fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> str | None:
+    if mask.dim() != 4 or mask.shape[0] not in (1, q.shape[0]) or mask.shape[1] not in (1, q.shape[1]):
+        return f"the mask is {list(mask.shape)}, not [batch, 1 or {q.shape[1]} heads, queries, keys]"
     if tuple(mask.shape[2:]) != (q.shape[2], k.shape[2]):
         return f"the mask covers {list(mask.shape[2:])} places, not {q.shape[2]} queries by {k.shape[2]} keys"
     return None
 
 
-@guard(only=("eager", "eager_without_repeat", "eager_softmax_in_own_dtype", "heads_in_the_batch"))
+_IN_BATCHES = ("heads_in_the_batch", "heads_in_the_batch_bounded", "added_to_zeros")
+
+
+@guard(only=("eager", "eager_without_repeat", "eager_softmax_in_own_dtype", *_IN_BATCHES))
 def mask_is_added(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> str | None:
     return None if mask.dtype == q.dtype else f"a mask of {mask.dtype} is added to scores of {q.dtype}"

@@ -21,8 +21,9 @@ from .normalize.views import RESHAPES, view_nodes
 COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 #: Arguments that choose an implementation, not a value.
 _IRRELEVANT = {"cudnn_enable", "cudnn_enabled", "pin_memory"}
+_CONSTANTS = {aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default}
 #: Operations whose results others may read too: beside a kernel they cost little or nothing.
-SHAREABLE = frozenset({*view_nodes(), CAST})
+SHAREABLE = frozenset({*view_nodes(), CAST, *_CONSTANTS})
 _BY_SHAPE: dict[Any, str] = {**dict.fromkeys(RESHAPES, "reshape"), aten.expand.default: "expand"}
 
 

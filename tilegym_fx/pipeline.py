@@ -208,6 +208,10 @@ def _waiting(
 
 def _uncovered(graph: Graph, chosen: Plan, device: Device) -> Iterator[tuple[Node, float]]:
     covered = {node for planned in chosen.chosen for node in planned.match.nodes}
+    shared = {node for planned in chosen.chosen for node in planned.match.shared}
+    for node in reversed(graph.nodes):
+        if node in shared and covered.issuperset(node.users):  # nobody else reads it: it goes with the regions
+            covered.add(node)
     for node in graph.nodes:
         if node.op == "call_function" and node not in covered:
             seconds = node_seconds(node, device)

@@ -67,6 +67,8 @@ class Probe:
 
     def is_constant(self, value: Any) -> bool:
         """Whether a literal in a trace at this probe is surely part of the maths, and follows from no size or dtype."""
+        if isinstance(value, torch.device):
+            return False  # a probe is on meta
         if isinstance(value, torch.dtype):
             return value != self.dtype or value == torch.float32
         if isinstance(value, bool) or not isinstance(value, int | float):

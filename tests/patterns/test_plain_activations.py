@@ -20,6 +20,10 @@ def gelu_new(x: Any) -> Any:
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
+def gelu_new_factored(x: Any) -> Any:
+    return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+
 HITS: list[tuple[str, Callable[..., Any]]] = [
     ("gelu", F.gelu),
     ("gelu", nn.GELU()),
@@ -27,6 +31,7 @@ HITS: list[tuple[str, Callable[..., Any]]] = [
     ("gelu_tanh", nn.GELU(approximate="tanh")),
     ("gelu_new", gelu_new),
     ("gelu_new", NewGELUActivation()),
+    ("gelu_new", gelu_new_factored),
     ("relu", F.relu),
     ("relu", nn.ReLU()),
     ("relu_squared", lambda x: F.relu(x).square()),
@@ -58,7 +63,14 @@ def other_power(x: Any) -> Any:
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 2.0))))
 
 
-@pytest.mark.parametrize("code", [quick_gelu, other_constant, other_power, F.relu6, torch.square, F.elu])
+def factored_with_another_constant(x: Any) -> Any:
+    return x * 0.5 * (1.0 + torch.tanh(0.7978 * x * (1 + 0.044715 * x * x)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [quick_gelu, other_constant, other_power, factored_with_another_constant, F.relu6, torch.square, F.elu],
+)
 def test_near_miss(code: Callable[..., Any]) -> None:
     check_pass(code, [rand(5, 48)], {}, left=None)
 
