@@ -1,6 +1,7 @@
 """Norms without a weight or a bias, and RMSNorm with a gate, in cuTile.
 
     RMSNorm    n = x / sqrt(mean(x^2) + eps)
+    L2 norm    n = x / sqrt(sum(x^2) + eps)
     LayerNorm  n = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps)
 
     y = n, or n * weight, in float32 and rounded once; with a gate y = (weight * n, each step rounded) * silu(gate),
@@ -44,7 +45,7 @@ def finished(wide, scale, weight, gate, outer, inner, k, shape, fits, whole, wei
 @ct.kernel
 def norm_variant_kernel(
     x, weight, gate, out, eps, CENTER: Flag, WEIGHTED: Flag, GATED: Flag,
-    HIDDEN: Int, OUTER: Int, INNER: Int, CHUNK: Int, ROWS_FIT: Flag,
+    DIVISOR: Int, HIDDEN: Int, OUTER: Int, INNER: Int, CHUNK: Int, ROWS_FIT: Flag,
 ):  # fmt: skip
     outer, inner, shape = ct.bid(0), ct.bid(1), (OUTER, INNER, CHUNK)
     total, spread = ct.zeros(shape, ct.float32), ct.zeros(shape, ct.float32)
@@ -59,7 +60,7 @@ def norm_variant_kernel(
             mean = row_mean(total, HIDDEN)
         for k in ct.static_iter(range(ct.cdiv(HIDDEN, CHUNK))):
             spread = spread + squares(distance(row[k], mean, k, (k + 1) * CHUNK <= HIDDEN, HIDDEN, CENTER))
-        scale = inverse_root_mean(spread, HIDDEN, eps)
+        scale = inverse_root_mean(spread, DIVISOR, eps)
         for k in ct.static_iter(range(ct.cdiv(HIDDEN, CHUNK))):
             whole = (k + 1) * CHUNK <= HIDDEN
             fits = ROWS_FIT and whole
@@ -76,7 +77,7 @@ def norm_variant_kernel(
         for k in range(ct.cdiv(HIDDEN, CHUNK)):
             tile = get(x, outer, inner, k, shape, fits)
             spread = spread + squares(distance(tile, mean, k, whole, HIDDEN, CENTER))
-        scale = inverse_root_mean(spread, HIDDEN, eps)
+        scale = inverse_root_mean(spread, DIVISOR, eps)
         for k in range(ct.cdiv(HIDDEN, CHUNK)):
             wide = distance(get(x, outer, inner, k, shape, fits), mean, k, whole, HIDDEN, CENTER)
             result = finished(wide, scale, weight, gate, outer, inner, k, shape, fits, whole, WEIGHTED, GATED, x.dtype)
@@ -84,16 +85,23 @@ def norm_variant_kernel(
 
 
 def _norm(
-    x: torch.Tensor, weight: torch.Tensor | None, gate: torch.Tensor | None, eps: float, center: bool
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    gate: torch.Tensor | None,
+    eps: float,
+    *,
+    center: bool = False,
+    summed: bool = False,
 ) -> torch.Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    """The norm that `center` (LayerNorm) and `summed` (L2, its result float32) choose."""
+    out = torch.empty(x.shape, dtype=torch.float32 if summed else x.dtype, device=x.device)
     if not out.numel():
         return out
     tensors = (x,) if gate is None else (x, gate)
     (rows, *others), grid, tile = _plan(*tensors)
     gates = others[0] if others else rows  # a kernel takes no None; it does not read these then
     scales = weight if weight is not None else rows
-    flags = (center, weight is not None, gate is not None)
+    flags = (center, weight is not None, gate is not None, 1 if summed else x.shape[-1])
     launch(norm_variant_kernel, grid, (rows, scales, gates, out.view(rows.shape), eps, *flags, *tile))
     return out
 
@@ -105,7 +113,7 @@ def rms_norm_unweighted(hidden_states: torch.Tensor, eps: float) -> torch.Tensor
         hidden_states: [..., hidden], any strides, float32, float16 or bfloat16; the result is contiguous.
         eps: Added to the mean square.
     """
-    return _norm(hidden_states, None, None, eps, False)
+    return _norm(hidden_states, None, None, eps)
 
 
 def rms_norm_gated(hidden_states: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -117,14 +125,19 @@ def rms_norm_gated(hidden_states: torch.Tensor, gate: torch.Tensor, weight: torc
         weight: [hidden].
         eps: Added to the mean square.
     """
-    return _norm(hidden_states, weight, gate, eps, False)
+    return _norm(hidden_states, weight, gate, eps)
 
 
 def layer_norm_no_bias(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """LayerNorm of every row times `weight`, computed in float32 and rounded once; arguments as above."""
-    return _norm(hidden_states, weight, None, eps, True)
+    return _norm(hidden_states, weight, None, eps, center=True)
 
 
 def layer_norm_unweighted(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
     """LayerNorm of every row, computed in float32 and rounded once; arguments as above."""
-    return _norm(hidden_states, None, None, eps, True)
+    return _norm(hidden_states, None, None, eps, center=True)
+
+
+def l2_norm(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
+    """Every row divided by its length, in float32; `eps` is added to the sum of squares."""
+    return _norm(hidden_states, None, None, eps, summed=True)

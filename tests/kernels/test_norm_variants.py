@@ -9,7 +9,7 @@ from inputs import DTYPES, INVENTORY, ROWS, make_inputs, worst
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
 from tilegym_fx.launch import recorded
 
-NAMES = ("rms_norm_unweighted", "rms_norm_gated", "layer_norm_no_bias")
+NAMES = ("rms_norm_unweighted", "rms_norm_gated", "layer_norm_no_bias", "l2_norm")
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 #: One block a row, several rows a block, ragged chunks, and rows that are read again.
 SIZES = ({"N": 3, "H": 2880}, {"N": 600, "H": 24}, {"N": 5, "H": 576}, {"N": 2, "H": 17000})
@@ -55,5 +55,6 @@ def test_compiles_for_every_architecture(arch):
         INVENTORY.entry_point("rms_norm_unweighted")(x, 1e-6)
         INVENTORY.entry_point("rms_norm_gated")(x, x, weight, 1e-6)
         INVENTORY.entry_point("layer_norm_no_bias")(x, weight, 1e-6)
-    made = launches[ARCHITECTURES.index(arch) % 3]
+        INVENTORY.entry_point("l2_norm")(x, 1e-6)
+    made = launches[ARCHITECTURES.index(arch) % 4]
     assert compile_kernel(made.kernel, made.args, arch)

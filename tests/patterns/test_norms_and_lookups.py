@@ -1,4 +1,4 @@
-"""rms_norm_unweighted, rms_norm_gated, layer_norm_no_bias, grouped and batched linears, embedding."""
+"""rms_norm_unweighted, rms_norm_gated, layer_norm_no_bias, l2_norm, grouped and batched linears, embedding."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from pass_checks import BATCH, LENGTH, check_pass, everywhere, rand
+from pass_checks import BATCH, FP32, LENGTH, check_pass, everywhere, rand
 
 EPS = 1e-6
-NORMS = ("rms_norm_unweighted", "rms_norm_gated", "layer_norm_no_bias")
+NORMS = ("rms_norm_unweighted", "rms_norm_gated", "layer_norm_no_bias", "l2_norm")
 check = partial(check_pass, only=NORMS)
 
 
@@ -53,12 +53,31 @@ def test_near_miss_another_gate() -> None:
     check(code, inputs, {"rms_norm_unweighted": 1}, left=None)
 
 
-def test_near_miss_of_a_sum() -> None:
-    def code(x: Any) -> Any:
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.pow(2).sum(-1, keepdim=True) + EPS)).type_as(x)
+def length(x: Any) -> Any:
+    return (x * x).sum(-1, keepdim=True) + EPS
 
-    check(code, [rand(5, 48)], {}, left=None)
+
+@everywhere
+def test_rows_of_length_one(dtype: torch.dtype, dynamic: bool) -> None:
+    """By a product or a division; of a sum rms_norm_unweighted makes nothing, whatever is rounded after it."""
+    for code in (lambda x: x * length(x).rsqrt(), lambda x: x / length(x).sqrt()):
+        wide = lambda x, code=code: code(x.transpose(1, 2).float())  # noqa: E731
+        check(wide, [rand(BATCH, LENGTH, 4, 48, dtype=dtype)], {"l2_norm": 1}, left=None, dynamic=dynamic)
+    check(lambda x: (x * length(x.float()).rsqrt()).type_as(x), [rand(5, 48, dtype=FP32)], {"l2_norm": 1})
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        lambda x: x.float() / (length(x.float()) - EPS).sqrt().clamp(min=EPS),
+        lambda x: x * length(x).rsqrt(),
+        lambda x: x.float() * ((x.float() ** 2).sum(-2, keepdim=True) + EPS).rsqrt(),
+        lambda x: x.float() * (x.float().sum(-1, keepdim=True) + EPS).rsqrt(),
+    ],
+    ids=["a floor instead of eps", "in 16 bits", "another dimension", "a sum of no squares"],
+)
+def test_near_miss_rows_of_another_length(code: Any) -> None:
+    check(code, [rand(5, 48).abs()], {}, left=None)
 
 
 def test_near_miss_rounded_before_the_product() -> None:

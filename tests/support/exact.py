@@ -295,6 +295,12 @@ def _rms_norm_unweighted(r: Rounding, name: str, hidden_states: Any, eps: float)
     return (_rms(r, hidden_states, torch.ones(()).to(hidden_states), eps, "cast_last"),)
 
 
+@exact("l2_norm")
+def _l2_norm(r: Rounding, name: str, hidden_states: Any, eps: float) -> Any:
+    value = hidden_states * (hidden_states.square().sum(-1, keepdim=True) + eps).rsqrt()
+    return ((value, 16 * ROUNDED32 * value.abs() + FLOOR32),)
+
+
 @exact("rms_norm_gated")
 def _rms_norm_gated(r: Rounding, name: str, hidden_states: Any, gate: Any, weight: Any, eps: float) -> Any:
     norm, error = _rms(r, hidden_states, weight, eps, name)

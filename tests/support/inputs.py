@@ -46,6 +46,7 @@ HEADS: tuple[dict[str, int], ...] = ({}, {"Hk": 6}, {"Hk": 1}, {"S": 1, "T": 13}
 #: Definitions whose results have a dtype of their own.
 OUTPUT_DTYPES = {
     "linear_fp32": torch.float32,
+    "l2_norm": torch.float32,
     "router_sigmoid": torch.float32, "router_sigmoid_groups": torch.float32,
     "router_softmax_topk_fp32": torch.float32, "router_softmax_topk_norm_fp32": torch.float32,
     "rotary_table": torch.bfloat16, "rotary_table_fp32": torch.float32,
