@@ -7,6 +7,7 @@ that names the winner. Nothing here edits the graph.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 #: A fused kernel that the roofline puts this much behind the author's own ops is not taken.
 _WORST_RATIO = 1.02
+#: By how much others must save more than what they would displace; a roofline is no truer than that.
+_CLEARLY = 1.2
 
 
 @dataclass(frozen=True)
@@ -174,20 +177,60 @@ def _without_overlap(graph: Graph, candidates: list[PlannedMatch], rejections: l
 
     def preference(planned: PlannedMatch) -> tuple[float, int, bool, str, int]:
         match = planned.match
-        saving = planned.seconds_before - planned.seconds_after
-        return (-saving, -len(match.nodes), match.kind != "exact", match.definition, position[match.nodes[0]])
+        return (-_saving(planned), -len(match.nodes), match.kind != "exact", match.definition, position[match.nodes[0]])
 
+    ranked = sorted(candidates, key=preference)
     owner: dict[Node, PlannedMatch] = {}
-    chosen = []
-    for planned in sorted(candidates, key=preference):
-        winner = next((owner[n] for n in planned.match.nodes if n in owner), None)
-        if winner is None:
-            chosen.append(planned)
-            owner.update(dict.fromkeys(planned.match.nodes, planned))
-        else:
-            name = winner.match.definition
-            rejections.append(_reject(planned.match, functools.partial("overlaps {}, which saves more".format, name)))
-    return sorted(chosen, key=lambda p: position[p.match.nodes[-1]])
+    losers = [planned for planned in ranked if not _take(planned, owner)]
+    _exchange(ranked, losers, owner)
+    for planned in ranked:
+        winner = next(owner[n] for n in planned.match.nodes if n in owner)
+        if winner is not planned:
+            rejections.append(_reject(planned.match, functools.partial(_lost, planned, winner)))
+    chosen = {_key(planned): planned for planned in owner.values()}
+    return sorted(chosen.values(), key=lambda p: position[p.match.nodes[-1]])
+
+
+def _saving(planned: PlannedMatch) -> float:
+    return planned.seconds_before - planned.seconds_after
+
+
+def _take(planned: PlannedMatch, owner: dict[Node, PlannedMatch]) -> bool:
+    """Give a candidate its nodes, unless some have an owner."""
+    if any(node in owner for node in planned.match.nodes):
+        return False
+    owner.update(dict.fromkeys(planned.match.nodes, planned))
+    return True
+
+
+def _lost(loser: PlannedMatch, winner: PlannedMatch) -> str:
+    alone = _saving(winner) >= _saving(loser)
+    return f"overlaps {winner.match.definition}, which saves more{'' if alone else ' with what fits beside it'}"
+
+
+def _exchange(ranked: list[PlannedMatch], losers: list[PlannedMatch], owner: dict[Node, PlannedMatch]) -> None:
+    """Let a loser in where it saves more, with what fits beside it then, than all that it displaces.
+
+    What saves most by itself may keep several others out: an addition is the end of a rotary embedding, and the
+    begin of a fused norm.
+    """
+    touching: dict[Node, list[int]] = defaultdict(list)
+    for rank, planned in enumerate(ranked):
+        for node in planned.match.nodes:
+            touching[node].append(rank)
+    for loser in losers:
+        displaced = {_key(owner[n]): owner[n] for n in loser.match.nodes if n in owner}.values()
+        freed = {node for planned in displaced for node in planned.match.nodes}
+        entering: dict[Node, PlannedMatch] = {}
+        _take(loser, entering)
+        for rank in sorted({rank for node in freed for rank in touching[node]}):
+            if all(node in freed or node not in owner for node in ranked[rank].match.nodes):
+                _take(ranked[rank], entering)
+        gained = sum(_saving(planned) for planned in {_key(p): p for p in entering.values()}.values())
+        if gained > _CLEARLY * sum(map(_saving, displaced)) > 0:
+            for node in freed:
+                del owner[node]
+            owner.update(entering)
 
 
 def _cycle(graph: Graph, chosen: Sequence[PlannedMatch]) -> list[PlannedMatch]:

@@ -74,6 +74,26 @@ class TestOverlaps:
 
         assert [p.match.definition for p in planned(code, *ADD_NORM).chosen] == ["silu_mul", "rms_norm"]
 
+    @pytest.mark.parametrize("norms", [1, 2])
+    def test_several_together_displace_what_saves_more_than_each(self, norms: int) -> None:
+        """A norm fused with the addition before it would keep that addition from a rotary embedding."""
+
+        def code(q: Any, k: Any, cos: Any, sin: Any, w: Any) -> Any:
+            q, k = blocks.rotary(q, k, cos, sin)
+            return blocks.rms_norm(q, w) if norms == 2 else q, blocks.rms_norm(k, w)
+
+        heads, table = [rand(1, 32, 1024, 128, seed=seed) for seed in (0, 1)], rand(1, 1024, 128)
+        found = planned(
+            code, *heads, table, table + 1, rand(128), names=("rms_norm", "add_rms_norm", "rotary_embedding")
+        )
+        assert taken(found) == {"rotary_embedding": 1, "rms_norm": norms}
+        why = "overlaps rotary_embedding, which saves more with what fits beside it"
+        assert reasons(found, "add_rms_norm") == [why] * norms
+
+    def test_an_addition_that_is_part_of_nothing_else_stays_in_the_norm(self) -> None:
+        found = planned(add_norm, *ADD_NORM, names=("rms_norm", "add_rms_norm", "rotary_embedding"))
+        assert taken(found) == {"add_rms_norm": 1}
+
     @pytest.mark.parametrize("crossed", [True, False], ids=["crossed", "beside"])
     def test_no_two_wait_for_each_other(self, crossed: bool) -> None:
         """Regions that are whole in themselves and feed each other: one goes."""
