@@ -11,7 +11,8 @@ are read: R, or R / 2 where both halves share them. The sign is minus for the fi
     PAIRS             j                      j + 1, j - 1           even j
     PAIRS_TO_HALVES   2 (j mod R/2) + high   2 (j mod R/2) + low    j < R/2
 
-Here high is 1 for j >= R/2, else 0, and low the other way round.
+Here high is 1 for j >= R/2, else 0, and low the other way round. Complex numbers are PAIRS of which both members
+read the same column of cos and sin, j / 2 instead of j mod A.
 
 Tiles. A block takes HEADS heads at POSITIONS positions, all columns of a head at once; each value of cos and
 sin is loaded once for HEADS heads. x is gathered twice, the second time from the cache lines of the first.
@@ -30,6 +31,7 @@ from tilegym_fx.launch import launch
 HALVES = 0
 PAIRS = 1
 PAIRS_TO_HALVES = 2
+COMPLEX = 3
 
 #: Elements of one block.
 BLOCK = 4096
@@ -46,7 +48,7 @@ def sources(column, layout, width):
     if layout == HALVES:
         first = column < half
         return column, ct.where(first, column + half, column - half), first
-    if layout == PAIRS:
+    if layout != PAIRS_TO_HALVES:
         first = column % 2 == 0
         return column, ct.where(first, column + 1, column - 1), first
     first = column < half
@@ -69,8 +71,9 @@ def rotate(x, cos, sin, out, group, shape, round_products, layout, width, angles
     own, partner, first = sources(column, layout, width)
     turns = column < width
     own, partner = ct.where(turns, own, column), ct.where(turns, partner, column)
-    c = ct.gather(cos, (batch, positions, column % angles))
-    s = ct.gather(sin, (batch, positions, column % angles))
+    angle = column // 2 if layout == COMPLEX else column % angles
+    c = ct.gather(cos, (batch, positions, angle))
+    s = ct.gather(sin, (batch, positions, angle))
     kept = ct.gather(x, (batch, heads, positions, own))
     straight = product(kept, c, dtype)
     across = product(ct.gather(x, (batch, heads, positions, partner)), s, dtype)
@@ -137,6 +140,27 @@ def _pair(
     return q_out, k_out
 
 
+def _broadcast_pair(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    layout: int,
+    rotated: int,
+    angles: int,
+    rounded: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_pair` with the dimension in cos and sin over which heads broadcast, before or after the positions."""
+    if cos.shape[1] == 1 and cos.shape[2] == q.shape[2]:
+        return _pair(q, k, cos[:, 0], sin[:, 0], layout, rotated, angles, rounded)
+    outs = [torch.empty(x.shape, dtype=_result_dtype(x, cos, rounded), device=x.device) for x in (q, k)]
+    if outs[0].numel():
+        heads = (x.transpose(1, 2) for x in (q, k))
+        views = (x.transpose(1, 2) for x in outs)
+        _launch((*heads, cos[:, :, 0], sin[:, :, 0], *views), layout, rotated, angles, rounded)
+    return outs[0], outs[1]
+
+
 def _result_dtype(x: torch.Tensor, cos: torch.Tensor, rounded: bool) -> torch.dtype:
     if x.dtype == cos.dtype or not rounded:
         return x.dtype
@@ -187,11 +211,32 @@ def rotary_embedding_pairs_to_halves(q: torch.Tensor, k: torch.Tensor, cos: torc
 def rotary_embedding_interleaved_partial(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> Pair:
-    """Rotates the first columns of queries and keys by pairs; cos and sin are [batch or 1, 1, positions,
-    rotated].
+    """Rotates the first columns of queries and keys by pairs.
+
+    Args:
+        q: [batch, heads, positions, head_dim] or [batch, positions, heads, head_dim], any strides.
+        k: As `q`, of any number of heads.
+        cos: [batch or 1, 1, positions, rotated] or [batch or 1, positions, 1, rotated].
+        sin: like `cos`.
+
+    Returns:
+        Queries and keys, contiguous, every step rounded to the dtype that `q * cos` has.
     """
     width = cos.shape[-1]
-    return _pair(q, k, cos[:, 0], sin[:, 0], PAIRS, width, width)
+    return _broadcast_pair(q, k, cos, sin, PAIRS, width, width)
+
+
+def rotary_embedding_complex(q: torch.Tensor, k: torch.Tensor, phases: torch.Tensor) -> Pair:
+    """Multiplies neighbouring pairs of columns, as complex numbers, with `phases` in float32 and rounds once.
+
+    Args:
+        q: [batch, heads, positions, head_dim] or [batch, positions, heads, head_dim], any strides.
+        k: As `q`, of any number of heads.
+        phases: [batch or 1, 1, positions, head_dim / 2] or [batch or 1, positions, 1, head_dim / 2], complex64.
+    """
+    width = q.shape[-1]
+    cos, sin = torch.view_as_real(phases.resolve_conj()).unbind(-1)
+    return _broadcast_pair(q, k, cos, sin, COMPLEX, width, width // 2, rounded=False)
 
 
 def rotary_embedding_interleaved_fp32(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:

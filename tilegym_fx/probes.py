@@ -23,6 +23,7 @@ _DTYPES = {
     "bool": torch.bool,
     "int64": torch.int64,
     "int32": torch.int32,
+    "complex64": torch.complex64,
 }
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, 
 
 DTypeName = Literal[
     "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1",
-    "int64", "int32", "int16", "int8", "uint8", "bool",
+    "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
 ]  # fmt: skip
 
 Text = Annotated[str, Field(min_length=1)]

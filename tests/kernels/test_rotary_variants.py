@@ -20,7 +20,8 @@ PAIRED = (
     "rotary_embedding_interleaved_fp32_shared", "rotary_embedding_interleaved_partial",
     "rotary_embedding_pairs_to_halves", "rotary_embedding_partial",
 )  # fmt: skip
-NAMES = (*PAIRED, "rotary_embedding_single")
+NAMES = (*PAIRED, "rotary_embedding_single", "rotary_embedding_complex")
+BROADCAST = ("rotary_embedding_complex", "rotary_embedding_interleaved_partial")
 PARTIAL = tuple(name for name in NAMES if "partial" in name)
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 #: Heads that fill a tile and others, ragged groups of heads, single positions, few and all columns rotated.
@@ -84,11 +85,33 @@ def test_transposed_projections_are_read_in_place(name):
     assert [a.data_ptr() for a in launch.args[:2]] == [views["q"].data_ptr(), views["k"].data_ptr()]
 
 
+@pytest.mark.parametrize("positions", [9, 1])
+@pytest.mark.parametrize("name", BROADCAST)
+def test_positions_may_come_before_heads(name, positions):
+    """Of one position and one key head nothing tells which is which."""
+    for k_heads in (1, 3):
+        inputs = case(name, torch.bfloat16, "ordinary", {"D": 64, "Hq": 6, "Hk": k_heads, "S": positions})
+        other = {name: x.transpose(1, 2) for name, x in inputs.items()}
+        function = INVENTORY.entry_point(name)
+        for got, expected in zip(function(**other), function(**inputs), strict=True):
+            assert got.is_contiguous()
+            assert torch.equal(got.transpose(1, 2), expected)
+
+
+def test_conjugated_phases_turn_the_other_way():
+    inputs = case("rotary_embedding_complex", torch.float32, "ordinary", {"D": 64})
+    inputs["phases"] = inputs["phases"].conj()
+    got = INVENTORY.entry_point("rotary_embedding_complex")(**inputs)
+    for value, right in zip(got, INVENTORY.reference("rotary_embedding_complex")(**inputs), strict=True):
+        torch.testing.assert_close(value, right)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_angles_of_one_sequence_serve_the_whole_batch(name):
     inputs = case(name, torch.float32, "ordinary", {"D": 64, "R": 32})
-    narrow = {**inputs, "cos": inputs["cos"][:1], "sin": inputs["sin"][:1]}
-    wide = {**inputs, **{k: narrow[k].repeat(2, *[1] * (narrow[k].dim() - 1)) for k in ("cos", "sin")}}
+    tables = {k: v[:1] for k, v in inputs.items() if k in ("cos", "sin", "phases")}
+    narrow = {**inputs, **tables}
+    wide = {**inputs, **{k: v.repeat(2, *[1] * (v.dim() - 1)) for k, v in tables.items()}}
     got, expected = INVENTORY.entry_point(name)(**narrow), INVENTORY.entry_point(name)(**wide)
     pairs = zip(got, expected, strict=True) if isinstance(got, tuple) else [(got, expected)]
     assert all(torch.equal(value, right) for value, right in pairs)

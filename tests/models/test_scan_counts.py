@@ -50,13 +50,13 @@ LAYER: dict[str, dict[str, int]] = {
     "gpt_oss": MOE,
     "olmoe": {**MOE, "norm": 4},
     "qwen3_moe": {**MOE, "norm": 4},
-    "deepseek_v2": {"norm": 3, "linear": 8, "gate": 1, "experts": 1, "router": 1, "attention": 1},
+    "deepseek_v2": {"norm": 3, "turned": 2, "linear": 8, "gate": 1, "experts": 1, "router": 1, "attention": 1},
     "gpt2": {k: v for k, v in PLAIN_MLP.items() if k != "turned"},
     "gpt_neox": PLAIN_MLP,
     "falcon": {**PLAIN_MLP, "norm": 1},
 }
 #: The first layers of DeepSeek have a gated MLP in the place of experts.
-DENSE_LAYER = {"norm": 3, "linear": 7, "gate": 1, "attention": 1}
+DENSE_LAYER = {"norm": 3, "turned": 2, "linear": 7, "gate": 1, "attention": 1}
 #: Parts that any model has besides its layers.
 ENDS = {"norm": 1, "linear": 1}
 

@@ -53,6 +53,16 @@ def test_near_miss_another_gate() -> None:
     check(code, inputs, {"rms_norm_unweighted": 1}, left=None)
 
 
+@everywhere
+def test_a_root_mean_square_norm_in_one_operation(dtype: torch.dtype, dynamic: bool) -> None:
+    x = rand(BATCH, LENGTH, 48, dtype=dtype)
+    check(lambda x: F.rms_norm(x, (48,), None, EPS), [x], {"rms_norm_unweighted": 1}, dynamic=dynamic)
+
+
+def test_near_miss_over_two_dimensions() -> None:
+    check(lambda x: F.rms_norm(x, (5, 48), None, EPS), [rand(4, 5, 48)], {}, left=None)
+
+
 def length(x: Any) -> Any:
     return (x * x).sum(-1, keepdim=True) + EPS
 

@@ -32,6 +32,12 @@ def test_hit(dtype: torch.dtype, dynamic: bool) -> None:
     check_pass(code, inputs_of(BATCH, LENGTH, dtype), {NAME: 1}, dynamic=dynamic)
 
 
+@everywhere
+def test_positions_before_heads(dtype: torch.dtype, dynamic: bool) -> None:
+    q, k, cos, sin = (x.transpose(1, 2) for x in inputs_of(BATCH, LENGTH, dtype))
+    check_pass(code, [q, k[:, :, :2], cos, sin], {NAME: 1}, dynamic=dynamic)
+
+
 def test_near_miss_odd_and_even_exchanged() -> None:
     def exchanged(q: Any, k: Any, cos: Any, sin: Any) -> Any:
         return turn(q, cos, sin, 1), turn(k, cos, sin, 1)

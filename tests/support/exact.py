@@ -221,6 +221,12 @@ def _rotary_interleaved_partial(r: Rounding, name: str, q: Any, k: Any, cos: Any
     return tuple(_with_tail(r, pair, x[..., width:]) for pair, x in zip(pairs, (q, k), strict=True))
 
 
+@exact("rotary_embedding_complex")
+def _rotary_complex(r: Rounding, name: str, q: Any, k: Any, phases: Any) -> Any:
+    cos, sin = (part.repeat_interleave(2, -1) for part in (phases.real, phases.imag))
+    return _rotary_interleaved_shared(r, name, q, k, cos, sin)
+
+
 @exact("rotary_embedding_pairs_to_halves")
 def _rotary_pairs_to_halves(r: Rounding, name: str, q: Any, k: Any, cos: Any, sin: Any) -> Any:
     half = cos.shape[-1] // 2

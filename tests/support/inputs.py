@@ -82,6 +82,8 @@ def make_inputs(
     axes.update(I2=2 * axes["I"], R2=2 * axes["R"])
     if "P == N * K" in definition.constraints:
         axes["P"] = axes["N"] * axes["K"]
+    if "phases" in definition.inputs:
+        axes["C"] = axes["D"] // 2
     random = torch.Generator(torch.get_default_device()).manual_seed(
         zlib.crc32(f"{name} {dtype} {rows} {weights} {sizes}".encode())
     )
@@ -101,6 +103,10 @@ def make_inputs(
             if key == "ends":  # they never fall, and the last row belongs to somebody
                 inputs[key] = inputs[key].sort()[0].clamp(min=0)
                 inputs[key][-1] = high
+            continue
+        if key == "phases":
+            angles = torch.randn(shape, generator=random, dtype=torch.float64)
+            inputs[key] = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
             continue
         value = torch.randn(shape, generator=random, dtype=torch.float64)
         own = torch.float32 if spec.dtype == "float32" else dtype
@@ -132,7 +138,8 @@ def make_inputs(
 
 def widened(inputs: dict[str, Any]) -> dict[str, Any]:
     floats = {k: v for k, v in inputs.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
-    return {**inputs, **{k: v.double() for k, v in floats.items()}}
+    phases = {k: v.to(torch.complex128) for k, v in inputs.items() if isinstance(v, torch.Tensor) and v.is_complex()}
+    return {**inputs, **{k: v.double() for k, v in floats.items()}, **phases}
 
 
 def worst(function: Callable[..., Any], name: str, inputs: dict[str, Any], dtype: torch.dtype) -> float:

@@ -19,6 +19,7 @@ PLAIN = (
     *_GATES,
     *_ACTIVATIONS,
     "rotary_embedding",
+    "rotary_embedding_complex",
     "rotary_embedding_fp32",
     "rotary_embedding_half_width",
     "rotary_embedding_interleaved_fp32",

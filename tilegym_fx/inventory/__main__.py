@@ -56,10 +56,14 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from tilegym_fx.inventory.flashinfer import export_flashinfer
+    from tilegym_fx.inventory.flashinfer import export_flashinfer, inexpressible
 
-    written = export_flashinfer(load(shipped_root(), *options.root, shipped=False), options.flashinfer)
+    inventory = load(shipped_root(), *options.root, shipped=False)
+    written = export_flashinfer(inventory, options.flashinfer)
     print(f"ok: {len(written)} files written to {options.flashinfer}")
+    left_out = [name for name, definition in inventory.definitions.items() if inexpressible(definition)]
+    if left_out:
+        print(f"left out, for FlashInfer-Bench has no complex numbers: {', '.join(sorted(left_out))}")
     return 0
 
 

@@ -17,10 +17,14 @@ from tilegym_fx.inventory.store import Inventory
 from tilegym_fx.schema import Definition, Problem, Solution
 
 _MISSING_DTYPES = frozenset({"float64", "uint8"})
+#: The format has no number of this kind at all, so that nothing else can be declared: such Definitions are left out.
+_NO_NUMBERS = frozenset({"complex64"})
 
 
 def export_flashinfer(inventory: Inventory, folder: Path) -> list[Path]:
     """Writes ``definitions/<op_type>/<name>.json`` and ``solutions/<op_type>/<definition>/<name>.json``.
+
+    Definitions of complex numbers are left out: FlashInfer-Bench has none.
 
     Args:
         inventory: What to write.
@@ -48,8 +52,15 @@ def export_flashinfer(inventory: Inventory, folder: Path) -> list[Path]:
     return written
 
 
+def inexpressible(definition: Definition) -> bool:
+    """Whether a Definition has no counterpart in the format, whatever it declared."""
+    return any(spec.dtype in _NO_NUMBERS for spec in (*definition.inputs.values(), *definition.outputs.values()))
+
+
 def _records(inventory: Inventory) -> Iterator[tuple[Path, dict[str, Any]]]:
     for definition in inventory.definitions.values():
+        if inexpressible(definition):
+            continue
         yield Path("definitions", definition.op_type, f"{definition.name}.json"), _definition_data(definition)
         for solution in inventory.solutions_for(definition.name):
             path = Path("solutions", definition.op_type, definition.name, f"{solution.name}.json")

@@ -110,6 +110,8 @@ def _value(
     shape = [sizes[axis] for axis in spec.shape]
     if kind == torch.bool:
         return torch.ones(shape, dtype=torch.bool)
+    if kind.is_complex:
+        return torch.rand(shape, generator=generator, dtype=kind)
     if not kind.is_floating_point:
         return torch.randint(0, 2, shape, generator=generator).to(kind)
     return torch.rand(shape, generator=generator).to(kind)
