@@ -1,6 +1,7 @@
 """Plain activations in cuTile: y = act(x) with one rounding, act among GELU (erf form), GELU (tanh form),
-ReLU and squared ReLU.
+ReLU and squared ReLU; SiLU is here for the gated ones.
 
+    silu(x)         = x / (1 + exp(-x))
     gelu(x)         = max(x, 0) - |x| * Phi(-|x|), Phi the normal distribution
     gelu_tanh(x)    = x / (1 + exp(-2u)), u = sqrt(2/pi) * (x + 0.044715 x^3); equals 0.5 x (1 + tanh(u))
     relu(x)         = max(x, 0)
@@ -21,10 +22,11 @@ import torch
 
 from tilegym_fx.launch import launch
 
-GELU = 0
+SILU = 0
 GELU_TANH = 1
-RELU = 2
-RELU_SQUARED = 3
+GELU = 2
+RELU = 3
+RELU_SQUARED = 4
 
 #: Elements of one block.
 TILE = 2048
@@ -62,6 +64,9 @@ def normal_tail(a, exact):
 
 
 def activation(x, kind, exact):
+    """act(x) of a float32 tile."""
+    if kind == SILU:
+        return divide(x, 1.0 + exp(-x, exact), exact)
     if kind == GELU:
         size = ct.minimum(ct.abs(x), TAIL_ENDS, propagate_nan=True)
         return ct.maximum(x, 0.0, propagate_nan=True) - size * normal_tail(size, exact)

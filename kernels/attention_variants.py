@@ -26,7 +26,7 @@ from functools import cache
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import launch, processor_count, with_hints
 
 LOG2_E = math.log2(math.e)
 INFINITY = math.inf
@@ -43,8 +43,6 @@ DECODE_ROWS = 64
 #: Fewest rows that `ct.mma` puts on the tensor cores.
 MIN_ROWS = 16
 MAX_SHARES = 64
-#: Multiprocessors of an H200, for launches that no GPU tells about.
-MULTIPROCESSORS = 132
 
 ZERO = ct.PaddingMode.ZERO
 Int = ct.Constant[int]
@@ -220,7 +218,7 @@ def _attention(
     tiles, pairs = -(-length // queries), batch * key_heads * -(-group // members)
     shares = 1
     if tiles == 1 and length <= DECODE_QUERIES:
-        shares = max(1, min(2 * _processors(q.device) // pairs, -(-keys // step), MAX_SHARES))
+        shares = max(1, min(2 * processor_count(q.device) // pairs, -(-keys // step), MAX_SHARES))
     parts = states = q  # a kernel takes no None; it does not write these then
     rows = members * queries
     if shares > 1:
@@ -229,7 +227,7 @@ def _attention(
     grouped = y.view(batch, length, key_heads, group, value_width)
     inner, outer = (scale / softcap, softcap * LOG2_E) if softcap is not None else (1.0, scale * LOG2_E)
     launch(
-        _hinted(attention_variant_kernel, occupancy), (tiles, pairs, shares),
+        with_hints(attention_variant_kernel, occupancy), (tiles, pairs, shares),
         (
             q.unflatten(1, (key_heads, group)), k, v, mask, reaches,
             sinks.view(key_heads, group) if sinks is not None else q, grouped, parts, states, inner, outer,
@@ -264,16 +262,3 @@ def _unit_stride(tensor: torch.Tensor) -> torch.Tensor:
 def _power(size: int) -> int:
     """The next power of two: a tile's side."""
     return 1 << (size - 1).bit_length()
-
-
-@cache
-def _hinted(kernel: ct.kernel, occupancy: int) -> ct.kernel:
-    """The kernel with this launch hint; each has compiled code of its own."""
-    return kernel.replace_hints(occupancy=occupancy)
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return MULTIPROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -29,7 +29,7 @@ from functools import cache
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import launch, with_hints
 
 #: Pairs that one step of the sort looks at.
 SORT_WIDTH = 1024
@@ -212,11 +212,6 @@ def _cover(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-@cache
-def _hinted(kernel: ct.kernel, occupancy: int) -> ct.kernel:
-    return kernel.replace_hints(occupancy=occupancy)
-
-
 class _Pass:
     """What the launches of one call share: the sorted pairs and the cut of the products."""
 
@@ -245,7 +240,7 @@ class _Pass:
         rows = torch.empty(self.pairs, self.hidden, dtype=self.out.dtype, device=self.out.device)
         extra = down if bias is None else bias  # a kernel takes no None; it does not read this
         launch(
-            _hinted(experts_down_kernel, self.tiling.occupancy), self.grid(self.hidden),
+            with_hints(experts_down_kernel, self.tiling.occupancy), self.grid(self.hidden),
             (
                 self.gated, down, extra, self.order, self.ends, weights.reshape(-1), rows,
                 out_first, bias is not None, *self.cut,
@@ -299,7 +294,7 @@ def _gated(
     if not work.out.numel() or not work.pairs:
         return work.out.zero_()
     args = (x, gate_up, work.order, work.ends, work.gated, act, work.per_token, *work.cut)
-    launch(_hinted(experts_gate_up_kernel, work.tiling.occupancy), work.grid(inner), args)
+    launch(with_hints(experts_gate_up_kernel, work.tiling.occupancy), work.grid(inner), args)
     return work.finish(weights, down, None, True)
 
 
@@ -338,5 +333,5 @@ def experts_clamped(
         return work.out.zero_()
     arrays = (hidden_states, gate_up_proj, gate_up_proj_bias, work.order, work.ends, work.gated)
     args = (*arrays, alpha, limit, work.per_token, *work.cut)
-    launch(_hinted(experts_clamped_gate_kernel, work.tiling.occupancy), work.grid(inner), args)
+    launch(with_hints(experts_clamped_gate_kernel, work.tiling.occupancy), work.grid(inner), args)
     return work.finish(top_k_weights, down_proj, down_proj_bias, False)

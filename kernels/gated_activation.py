@@ -7,9 +7,7 @@
 As in the eager code, act(gate) is rounded to the dtype of `gate` before the product. The rewritten forms
 have no difference of nearly equal numbers, so they are also the more exact ones for large negative x.
 
-Phi(-a) = exp(-a^2 / 2) * t * P(t) with t = 1 / (1 + 0.3 a): the shape of Abramowitz and Stegun 7.1.26, with
-a polynomial of degree 7 fitted here to the smallest relative error, 1.5e-7 for 0 <= a <= 14 (cuTile has no
-erf).
+The functions themselves, and how exact they are, are those of activation.py.
 
 Tiles. Contiguous operands are one long row; otherwise rows are walked one by one, so that the halves of a
 packed gate_up projection need no copy. A block takes 2048 elements: two 16-byte loads a thread from each
@@ -28,53 +26,7 @@ import torch
 
 from tilegym_fx.launch import launch
 
-SILU = 0
-GELU_TANH = 1
-GELU = 2
-
-#: Elements of one block: two 16-byte loads for each of 128 threads from each operand, in a 2-byte dtype.
-TILE = 2048
-#: Longest dimension that a kernel indexes with 32 bits.
-MAX_LENGTH = 2**31 - 1
-
-LOG2_E = 1.4426950408889634
-TWICE_ROOT = 1.5957691216057308  # 2 * sqrt(2 / pi)
-#: Where Phi(-a) has long been zero in float32; beyond it inf * 0 would be a NaN.
-TAIL_ENDS = 16.0
-#: Coefficients of P, highest power first.
-TAIL = (
-    0.03567484410792854, -0.15720335906313818, 0.2063539482841781, -0.05368401305839104,
-    0.12856179900448342, 0.09991344727377267, 0.12075396200097527, 0.11962929849781213,
-)  # fmt: skip
-
-
-def exp(x, exact):
-    return ct.exp(x) if exact else ct.exp2(x * LOG2_E, flush_to_zero=True)
-
-
-def divide(x, y, exact):
-    if exact:
-        return ct.truediv(x, y, rounding_mode=ct.RoundingMode.FULL)
-    return ct.truediv(x, y, rounding_mode=ct.RoundingMode.APPROX, flush_to_zero=True)
-
-
-def normal_tail(a, exact):
-    """Phi(-a) for a >= 0."""
-    t = divide(1.0, 1.0 + 0.3 * a, exact)
-    series = TAIL[0]
-    for coefficient in ct.static_iter(TAIL[1:]):
-        series = series * t + coefficient
-    return exp(-0.5 * a * a, exact) * t * series
-
-
-def activation(x, kind, exact):
-    if kind == SILU:
-        return divide(x, 1.0 + exp(-x, exact), exact)
-    if kind == GELU_TANH:
-        twice = TWICE_ROOT * (x + 0.044715 * x * x * x)
-        return divide(x, 1.0 + exp(-twice, exact), exact)
-    size = ct.minimum(ct.abs(x), TAIL_ENDS, propagate_nan=True)
-    return ct.maximum(x, 0.0, propagate_nan=True) - size * normal_tail(size, exact)
+from .activation import GELU, GELU_TANH, MAX_LENGTH, SILU, TILE, activation
 
 
 def gated(gate, up, kind, exact):

@@ -33,10 +33,10 @@ import cuda.tile as ct
 import torch
 
 from tilegym_fx import tuning
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import H200_PROCESSORS, launch, processor_count
 
 from .gated_activation import GELU_TANH, SILU, gated
-from .linear import LATENCY, MULTIPROCESSORS, _processors, _unit_stride, grouped
+from .linear import LATENCY, _unit_stride, grouped
 from .norm import rms_norm, rms_norm_plus_one
 
 # The norm before the product: the parameter NORM of the kernels.
@@ -138,7 +138,7 @@ def store_gated(gate, up, out, row, column, kind):
 
 @lru_cache(maxsize=4096)
 def choose_tiling(rows: int, features: int, *, weights: int = 1, itemsize: int = 2, row_major: bool = True,
-                  processors: int = MULTIPROCESSORS) -> Tiling:  # fmt: skip
+                  processors: int = H200_PROCESSORS) -> Tiling:  # fmt: skip
     """The tiling for a fused product, as benchmarks/bench_fused.py found them best.
 
     Args:
@@ -181,7 +181,7 @@ def best_tiling(kernel: str, x: torch.Tensor, weight: torch.Tensor, features: in
     if found is not None:
         return Tiling(**found)
     return choose_tiling(
-        rows, features, weights=weights, itemsize=x.itemsize, row_major=row_major, processors=_processors(x.device)
+        rows, features, weights=weights, itemsize=x.itemsize, row_major=row_major, processors=processor_count(x.device)
     )
 
 

@@ -27,13 +27,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from functools import cache
 
 import cuda.tile as ct
 import torch
 
 from tilegym_fx import tuning
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import H200_PROCESSORS, launch, processor_count, with_hints
 
 # What the argument `mask` of the kernels is: their parameter MASK.
 NO_MASK = 0
@@ -63,8 +62,6 @@ DECODE_TILE = 512
 MIN_ROWS = 16
 #: Most blocks that share the keys of a head: `attention_combine_kernel` holds all their results in registers.
 MAX_SHARES = 64
-#: Multiprocessors of an H200, for launches that no GPU tells about.
-MULTIPROCESSORS = 132
 
 ZERO = ct.PaddingMode.ZERO
 Int = ct.Constant[int]
@@ -334,7 +331,7 @@ def _decode_tiling(q: torch.Tensor, k: torch.Tensor) -> Tiling:
     found = tuning.best("attention_decode", shape_class, q.dtype, tuning.arch_of(q.device))
     if found is not None:
         return Tiling(**found)
-    return choose_decode_tiling(width, q.itemsize, keys, pairs, _processors(q.device))
+    return choose_decode_tiling(width, q.itemsize, keys, pairs, processor_count(q.device))
 
 
 def _prefill_tiling(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Tiling:
@@ -349,7 +346,7 @@ def _prefill_tiling(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Tiling:
     found = tuning.best("attention_prefill", shape_class, q.dtype, tuning.arch_of(q.device))
     if found is not None:
         return Tiling(**found)
-    waves = batch * heads * length / 128 / _processors(q.device) if causal else 1.0
+    waves = batch * heads * length / 128 / processor_count(q.device) if causal else 1.0
     return choose_prefill_tiling(width, q.itemsize, waves)
 
 
@@ -392,7 +389,7 @@ def choose_prefill_tiling(width: int, itemsize: int, waves: float = 1.0) -> Tili
 
 
 def choose_decode_tiling(
-    width: int, itemsize: int, keys: int = 1, pairs: int = 1, processors: int = MULTIPROCESSORS
+    width: int, itemsize: int, keys: int = 1, pairs: int = 1, processors: int = H200_PROCESSORS
 ) -> Tiling:
     """Tiles of the decode kernel: a step reads 16 KiB of keys and as much of values; blocks fill one wave.
 
@@ -431,7 +428,7 @@ def run_prefill(
         grid = (rows, mask.shape[0], mask.shape[1])
         launch(attention_span_kernel, grid, (mask, reaches, kind, mask_rows, SPAN_COLUMNS))
     launch(
-        _hinted(attention_prefill_kernel, tiling.occupancy, tiling.worker_warps),
+        with_hints(attention_prefill_kernel, tiling.occupancy, tiling.worker_warps),
         (batch * heads, -(-length // tiling.queries)),
         (
             q, k, v, mask, reaches, y, scale * LOG2_E,
@@ -456,7 +453,7 @@ def run_decode(
         mask_rows = queries if mask.shape[2] > 1 else 1
     columns = max(SPAN_COLUMNS, SPAN_ELEMENTS // mask_rows)
     pairs = batch * key_heads
-    wanted = tiling.blocks * _processors(q.device) // pairs
+    wanted = tiling.blocks * processor_count(q.device) // pairs
     shares = max(1, min(wanted, -(-keys // tiling.keys), MAX_SHARES))
     steps = -(-keys // tiling.keys)
     search = mask is not None and (kind == ADDITIVE or steps > UNSEARCHED_STEPS * shares)
@@ -467,7 +464,7 @@ def run_decode(
         tops, totals = torch.empty((2, pairs, shares, rows), dtype=torch.float32, device=q.device)
     grouped = y.view(batch, length, key_heads, group, value_width)
     launch(
-        _hinted(attention_decode_kernel, tiling.occupancy, tiling.worker_warps),
+        with_hints(attention_decode_kernel, tiling.occupancy, tiling.worker_warps),
         (pairs, shares),
         (
             q.unflatten(1, (key_heads, group)), k, v, q if mask is None else mask,
@@ -499,16 +496,3 @@ def _unit_stride(tensor: torch.Tensor) -> torch.Tensor:
 def _power(size: int) -> int:
     """The next power of two: a tile's side."""
     return 1 << (size - 1).bit_length()
-
-
-@cache
-def _hinted(kernel: ct.kernel, occupancy: int, worker_warps: int) -> ct.kernel:
-    """The kernel with these launch hints; each has compiled code of its own."""
-    return kernel.replace_hints(occupancy=occupancy, num_worker_warps=worker_warps or None)
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return MULTIPROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -12,9 +12,9 @@ from __future__ import annotations
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import launch, with_hints
 
-from .experts import ZERO, _cover, _hinted, own_rows, pick_tiling, weight_tile
+from .experts import ZERO, _cover, own_rows, pick_tiling, weight_tile
 
 Int = ct.Constant[int]
 
@@ -44,7 +44,7 @@ def _grouped(
         blocks = min(rows, rows // tiling.rows + min(rows, experts))
         cut = (_cover(experts), tiling.rows, tiling.columns, tiling.depth)
         grid = (blocks, -(-columns // tiling.columns))
-        launch(_hinted(grouped_linear_kernel, tiling.occupancy), grid, (input, weight, ends, out, out_first, *cut))
+        launch(with_hints(grouped_linear_kernel, tiling.occupancy), grid, (input, weight, ends, out, out_first, *cut))
     return out
 
 

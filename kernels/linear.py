@@ -21,13 +21,13 @@ tf32).
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import cuda.tile as ct
 import torch
 
 from tilegym_fx import tuning
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import H200_PROCESSORS, launch, processor_count, with_hints
 
 # What is added to the product before it is rounded: the parameter EPILOGUE of the kernels.
 NOTHING = 0
@@ -38,8 +38,6 @@ RESIDUAL = 2  # [rows, features], one value an element
 GROUP = 8
 #: Prefetch depth of W: the deepest, because nothing else uses the memory meanwhile.
 LATENCY = 10
-#: Multiprocessors of an H200, for launches that no GPU tells about.
-MULTIPROCESSORS = 132
 #: A part of a split K keeps at least this much of it, so that its pipeline fills.
 MIN_DEPTH = 512
 MAX_SPLIT = 8
@@ -145,7 +143,7 @@ def linear_reduce_kernel(parts, extra, y, EPILOGUE: Int, WIDTH: Int, SPLIT: Int)
 @lru_cache(maxsize=4096)
 def choose_tiling(
     rows: int, features: int, depth: int, *,
-    itemsize: int = 2, row_major: bool = True, processors: int = MULTIPROCESSORS,
+    itemsize: int = 2, row_major: bool = True, processors: int = H200_PROCESSORS,
 ) -> Tiling:  # fmt: skip
     """The tiling for a product of these sizes.
 
@@ -268,7 +266,7 @@ def _tiling(x: torch.Tensor, weight: torch.Tensor) -> Tiling:
     if found is not None:
         return Tiling(**found)
     return choose_tiling(
-        rows, features, depth, itemsize=x.itemsize, row_major=row_major, processors=_processors(x.device)
+        rows, features, depth, itemsize=x.itemsize, row_major=row_major, processors=processor_count(x.device)
     )
 
 
@@ -300,12 +298,12 @@ def run_tiling(
     extra = weight if extra is None else extra  # a kernel takes no None; it does not read this
     columns = -(-features // tiling.features)
     if tiling.rows == 1:
-        kernel = _hinted(linear_gemv_kernel, tiling.occupancy, tiling.worker_warps, tiling.cluster)
+        kernel = with_hints(linear_gemv_kernel, tiling.occupancy, tiling.worker_warps, tiling.cluster)
         launch(kernel, (columns,), (x, weight, extra, y, epilogue, tiling.features, tiling.depth, tiling.tma))
         return
     split = tiling.split
     parts = x if split == 1 else torch.empty((split, rows, features), dtype=torch.float32, device=y.device)
-    kernel = _hinted(linear_gemm_kernel, tiling.occupancy, tiling.worker_warps, tiling.cluster)
+    kernel = with_hints(linear_gemm_kernel, tiling.occupancy, tiling.worker_warps, tiling.cluster)
     shape = (tiling.rows, tiling.features, tiling.depth)
     grid = (-(-rows // tiling.rows) * columns, split)
     launch(kernel, grid, (x, weight, extra, y, parts, epilogue, *shape, split))
@@ -316,17 +314,3 @@ def run_tiling(
 
 def _unit_stride(matrix: torch.Tensor) -> torch.Tensor:
     return matrix if 1 in matrix.stride() else matrix.contiguous()
-
-
-@cache
-def _hinted(kernel: ct.kernel, occupancy: int, worker_warps: int, cluster: int) -> ct.kernel:
-    """The kernel with these launch hints; each has compiled code of its own."""
-    ctas = None if cluster == 1 else cluster
-    return kernel.replace_hints(occupancy=occupancy, num_worker_warps=worker_warps or None, num_ctas=ctas)
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return MULTIPROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -12,7 +12,8 @@ import torch
 
 from tilegym_fx.launch import launch
 
-from .gated_activation import MAX_LENGTH, _as_matrix, divide, exp, pick_width
+from .activation import MAX_LENGTH, divide, exp
+from .gated_activation import _as_matrix, pick_width
 
 
 def gated(x, gate):

@@ -21,6 +21,7 @@ _cuda_launch = ct.launch
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
+H200_PROCESSORS = 132
 #: The first architecture on which a kernel can start before the one ahead of it has ended.
 _OVERLAPPING = 90
 _LONGEST_MESSAGE = 500
@@ -100,6 +101,28 @@ def may_start_early(kernel: ct.kernel, device: int) -> bool:
     """Whether a kernel waits for its predecessor by itself, on a GPU that knows how."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor >= _OVERLAPPING and "grid_dependency_control_wait" in kernel._pyfunc.__code__.co_names
+
+
+@cache
+def with_hints(kernel: ct.kernel, occupancy: int, worker_warps: int = 0, cluster: int = 1) -> ct.kernel:
+    """The kernel with these launch hints; each has compiled code of its own.
+
+    Args:
+        kernel: Any kernel.
+        occupancy: Blocks that are to fit a multiprocessor.
+        worker_warps: Warps of a block that compute, or 0 to leave them to the compiler.
+        cluster: Thread blocks that work on one tile block together.
+    """
+    ctas = None if cluster == 1 else cluster
+    return kernel.replace_hints(occupancy=occupancy, num_worker_warps=worker_warps or None, num_ctas=ctas)
+
+
+@cache
+def processor_count(device: torch.device) -> int:
+    """Multiprocessors of a GPU; off the GPU those of an H200, so that kernels are laid out as there."""
+    if device.type != "cuda":
+        return H200_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @contextmanager

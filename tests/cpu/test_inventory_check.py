@@ -208,6 +208,22 @@ ONE_FAULT: dict[str, tuple[Change, str, str]] = {
         "scaled.json: sources.0.path",
         "does not exist",
     ),
+    "a file that the kernel imports and nobody listed": (
+        lambda root: (
+            written("kernels/scaled.py", "from .tiles import width\n\ndef scaled(x, scale): ...\n")(root),
+            written("kernels/tiles.py", "width = 16\n")(root),
+        ),
+        "scaled.json: sources",
+        "kernels/tiles.py is imported and not listed",
+    ),
+    "a file listed that nothing imports": (
+        lambda root: (
+            written("kernels/tiles.py", "width = 16\n")(root),
+            changed_solution(sources=[{"path": "kernels/scaled.py"}, {"path": "kernels/tiles.py"}])(root),
+        ),
+        "scaled.json: sources",
+        "listed and imported by none",
+    ),
     "kernel elsewhere": (
         lambda root: (
             written("other/scaled.py", "def scaled(x, scale): ...\n")(root),
@@ -248,6 +264,16 @@ def test_one_mistake_is_one_fault(tmp_path: Path, case: str) -> None:
     assert ": ".join(filter(None, (Path(fault.file).name, fault.field))) == where
     assert text in fault.problem + fault.fix
     assert fault.fix
+
+
+def test_files_that_a_listed_file_imports_in_turn_are_listed_too(tmp_path: Path) -> None:
+    root = write_repository(tmp_path)
+    written("kernels/scaled.py", "from .tiles import width\n\ndef scaled(x, scale): ...\n")(root)
+    written("kernels/tiles.py", "from . import powers\n")(root)
+    written("kernels/powers.py", "two = 2\n")(root)
+    paths = [f"kernels/{name}.py" for name in ("scaled", "tiles", "powers")]
+    changed_solution(sources=[{"path": path} for path in paths])(root)
+    assert faults_of(root) == []
 
 
 @pytest.mark.parametrize(("folder", "record"), [("definitions", definition()), ("solutions", solution())])

@@ -54,6 +54,7 @@ REPOSITORY = Rules(
         s.cuda_tile,
         s.in_kernels,
         s.sources_exist,
+        s.sources_complete,
         s.entry_point_exists,
         s.entry_point_signature,
         s.solution_tags,

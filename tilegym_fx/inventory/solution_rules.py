@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from tilegym_fx.inventory.definition_rules import place_problems
@@ -54,6 +55,16 @@ def sources_exist(entry: Entry[Solution], _: Definition | None) -> Iterator[Prob
             yield Problem(
                 f"sources.{index}.path", f"{source.path!r} does not exist", "correct the path or add the file"
             )
+
+
+def sources_complete(entry: Entry[Solution], _: Definition | None) -> Iterator[Problem]:
+    """Every file that the kernel imports from beside its own is listed, and no other: these alone go along with it."""
+    listed = {source.path for source in entry.record.sources}
+    needed = files_needed(entry.record.entry_file, lambda path: _text_of(entry, path))
+    for path in sorted(needed - listed):
+        yield Problem("sources", f"{path} is imported and not listed", f'add {{"path": "{path}"}}')
+    for path in sorted(listed - needed):
+        yield Problem("sources", f"{path} is listed and imported by none of the others", "remove it")
 
 
 def sources_embedded(entry: Entry[Solution], _: Definition | None) -> Iterator[Problem]:
@@ -111,6 +122,28 @@ def _text_of(entry: Entry[Solution], path: str) -> str | None:
             return source.content
     file = entry.root.find(entry.file, path)
     return file.read_text(encoding="utf-8", errors="replace") if file else None
+
+
+def files_needed(path: str, text_of: Callable[[str], str | None]) -> set[str]:
+    """A kernel's file and all that it imports from beside it, in turn; ``text_of`` a path is None where it is not."""
+    needed, waiting = set[str](), [path]
+    while waiting:
+        path = waiting.pop()
+        if path not in needed:
+            needed.add(path)
+            waiting += _imported(path, text_of(path) or "")
+    return needed
+
+
+def _imported(path: str, text: str) -> list[str]:
+    """The files beside ``path`` that it imports from; none where it is no Python, which another rule tells."""
+    try:
+        tree = ast.parse(text)
+    except UNPARSABLE:
+        return []
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1]
+    names = [name for node in found for name in ([node.module] if node.module else [a.name for a in node.names])]
+    return [str(PurePosixPath(path).with_name(f"{name.split('.')[0]}.py")) for name in names]
 
 
 _NO_FUNCTIONS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Set, ast.Dict)

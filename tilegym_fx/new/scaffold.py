@@ -7,13 +7,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tilegym_fx.errors import InventoryError, KernelError, UsageError
 from tilegym_fx.inventory import Inventory, load, shipped_root
+from tilegym_fx.inventory.solution_rules import files_needed
 from tilegym_fx.kernel_source import cut_out
 from tilegym_fx.schema import Definition
 
@@ -39,6 +40,7 @@ class Parts:
         dtypes: What it is written for.
         near_miss: Whether the soft cap's near miss applies.
         guards: Functions for its patterns file.
+        beside: Path -> text of every file that the kernel imports from beside it.
         exact: Python lines that evaluate it in float64 for this repository's own tests.
     """
 
@@ -49,6 +51,7 @@ class Parts:
     near_miss: bool = False
     exact: str = ""
     guards: str = ""
+    beside: Mapping[str, str] = field(default_factory=dict)
 
 
 def files_of(name: str, root: Path) -> dict[str, Path]:
@@ -116,7 +119,7 @@ def from_definition(name: str, op_type: str, like: str, inventory: Inventory) ->
     if not solutions:
         raise UsageError(f"{like!r} has no Solution to start from", advice="Leave --like out, or name another")
     first = solutions[0]
-    text = inventory.source_texts(first.name)[first.entry_file]
+    texts = inventory.source_texts(first.name)
     docstring = f"{name} in cuTile, started from {like}."
     record = definition.model_dump(mode="json", exclude_defaults=True)
     record = {**record, "name": name, "op_type": op_type}
@@ -127,12 +130,15 @@ def from_definition(name: str, op_type: str, like: str, inventory: Inventory) ->
     record["description"] = f"Started from {like}: {definition.description or ''}".strip()
     for spec in (*record["inputs"].values(), *record["outputs"].values()):
         spec.setdefault("shape", None)
+    kernel = cut_out(texts[first.entry_file], first.entry_function, name, docstring)
+    needed = files_needed(first.entry_file, {**texts, first.entry_file: kernel}.get)
     return Parts(
         record,
-        cut_out(text, first.entry_function, name, docstring),
+        kernel,
         first.description or f"Started from {like}.",
         first.dtypes or templates.DTYPES,
         exact=f'\n\nEXACT["{name}"] = lambda r, name, **inputs: EXACT["{like}"](r, "{like}", **inputs)\n',
+        beside={path: texts[path] for path in sorted(needed - {first.entry_file})},
     )
 
 
@@ -191,12 +197,13 @@ def write(name: str, parts: Parts, root: Path) -> Written:
         definition = Definition.model_validate(parts.definition)
     except ValueError as error:
         raise InventoryError(f"the Definition {name!r} is inconsistent: {error}") from error
-    for kind, text in _texts(name, parts, definition).items():
-        files[kind].parent.mkdir(parents=True, exist_ok=True)
-        files[kind].write_text(text, encoding="utf-8")
+    beside = {root / path: text for path, text in parts.beside.items() if not (root / path).exists()}
+    for file, text in {**{files[k]: t for k, t in _texts(name, parts, definition).items()}, **beside}.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
     changed = _add_exact(exact_file(root), parts.exact)
     laid_out([path for path in files.values() if path.suffix == ".py"])
-    return Written(tuple(files.values()), changed)
+    return Written((*files.values(), *beside), changed)
 
 
 def laid_out(files: Sequence[Path]) -> None:
@@ -207,7 +214,7 @@ def laid_out(files: Sequence[Path]) -> None:
 
 
 def _texts(name: str, parts: Parts, definition: Definition) -> dict[str, str]:
-    record = templates.solution(name, name, parts.how, parts.dtypes)
+    record = templates.solution(name, name, parts.how, parts.dtypes, parts.beside)
     before = (parts.definition.get("description") or name).rstrip(".").split("\n")[0]
     before = before[:1].lower() + before[1:90]
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 HARDWARE = ("SM80", "SM90", "SM100", "SM120")
@@ -182,8 +183,14 @@ def definition(name: str, op_type: str) -> dict[str, Any]:
     }
 
 
-def solution(name: str, definition_name: str, description: str, dtypes: tuple[str, ...] = DTYPES) -> dict[str, Any]:
-    """A Solution whose kernel is ``kernels/<name>.py``."""
+def solution(
+    name: str,
+    definition_name: str,
+    description: str,
+    dtypes: tuple[str, ...] = DTYPES,
+    beside: Iterable[str] = (),
+) -> dict[str, Any]:
+    """A Solution whose kernel is ``kernels/<name>.py``, which imports from the files ``beside`` it."""
     return {
         "name": name,
         "definition": definition_name,
@@ -195,7 +202,7 @@ def solution(name: str, definition_name: str, description: str, dtypes: tuple[st
             "entry_point": f"kernels/{name}.py::{name}",
             "dependencies": ["cuda-tile"],
         },
-        "sources": [{"path": f"kernels/{name}.py"}],
+        "sources": [{"path": path} for path in (f"kernels/{name}.py", *beside)],
         "tags": [f"dtype:{dtype}" for dtype in dtypes],
     }
 
