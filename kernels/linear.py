@@ -112,7 +112,7 @@ def linear_gemm_kernel(
     last = ct.minimum(first + ct.cdiv(steps, SPLIT), steps)
     sums = ct.zeros((ROWS, FEATURES), ct.float32)
     for k in range(first, last):
-        left = ct.load(x, (row, k), (ROWS, DEPTH), padding_mode=ZERO)
+        left = ct.astype(ct.load(x, (row, k), (ROWS, DEPTH), padding_mode=ZERO), weight.dtype)
         right = ct.load(weight, (k, column), (DEPTH, FEATURES), order=(1, 0), padding_mode=ZERO)
         sums = ct.mma(left, right, sums)
     if SPLIT == 1:
@@ -238,6 +238,11 @@ def linear_fp32(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return _linear(input, weight, None, NOTHING, torch.float32)
 
 
+def linear_fp32_weight(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`linear_fp32` with a float32 weight for rows of 16 bits."""
+    return _linear(input, weight, None, NOTHING, torch.float32)
+
+
 def _linear(
     input: torch.Tensor, weight: torch.Tensor, extra: torch.Tensor | None, epilogue: int,
     dtype: torch.dtype | None = None,
@@ -262,11 +267,11 @@ def _tiling(x: torch.Tensor, weight: torch.Tensor) -> Tiling:
     """What was measured to be best for the shape, else what the rules say."""
     rows, (features, depth), row_major = x.shape[0], weight.shape, weight.stride(1) == 1
     shape_class = (tuning.size_class(rows), features, depth, row_major)
-    found = tuning.best("linear", shape_class, x.dtype, tuning.arch_of(x.device))
+    found = tuning.best("linear", shape_class, weight.dtype, tuning.arch_of(x.device))
     if found is not None:
         return Tiling(**found)
     return choose_tiling(
-        rows, features, depth, itemsize=x.itemsize, row_major=row_major, processors=processor_count(x.device)
+        rows, features, depth, itemsize=weight.itemsize, row_major=row_major, processors=processor_count(x.device)
     )
 
 

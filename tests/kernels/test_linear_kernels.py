@@ -49,12 +49,15 @@ def operands(name: str, lead: tuple[int, ...], depth: int, features: int, dtype:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-def test_sums_that_are_not_rounded(kernels, dtype, device):
+@pytest.mark.parametrize("name", ["linear_fp32", "linear_fp32_weight"])
+def test_sums_that_are_not_rounded(kernels, name, dtype, device):
     for lead, depth, features in SHAPES[:6]:
-        values = operands("linear_fp32", lead, depth, features, dtype)
-        got = kernels.linear_fp32(**{key: value.to(device) for key, value in values.items()}).cpu()
+        values = operands(name, lead, depth, features, dtype)
+        if name == "linear_fp32_weight":
+            values["weight"] = values["weight"].float() * 1.001
+        got = getattr(kernels, name)(**{key: value.to(device) for key, value in values.items()}).cpu()
         wide = {key: value.double() for key, value in values.items()}
-        ((right, tolerance),) = EXACT["linear_fp32"](Rounding.of(dtype), "linear_fp32", **wide)
+        ((right, tolerance),) = EXACT[name](Rounding.of(dtype), name, **wide)
         assert got.dtype == torch.float32
         assert got.shape == right.shape
         assert ((got.double() - right).abs() <= tolerance).all()
@@ -204,3 +207,14 @@ def test_compiles_for_every_architecture(kernels, arch):
                 seen.add((dtype, launch.kernel, constants))
                 assert compile_kernel(launch.kernel, launch.args, arch)
     assert len(seen) >= len(COMPILED)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_operands_of_two_widths_compile_for_every_architecture(kernels, arch):
+    rows = (1, 40)[ARCHITECTURES.index(arch) % 2]
+    x = torch.empty(rows, 2048, dtype=torch.bfloat16, device="meta")
+    with recorded() as launches:
+        kernels.linear_fp32_weight(x, torch.empty(128, 2048, device="meta"))
+        kernels.linear_fp32(x, torch.empty(128, 2048, dtype=torch.bfloat16, device="meta"))
+    for launch in launches:
+        assert compile_kernel(launch.kernel, launch.args, arch)

@@ -354,7 +354,7 @@ def _linear(r: Rounding, name: str, input: Any, weight: Any, bias: Any = None) -
     return ((value, r.relative * value.abs() + input.shape[-1] * ROUNDED32 * size + r.step),)
 
 
-@exact("linear_fp32")
+@exact("linear_fp32", "linear_fp32_weight")
 def _linear_fp32(r: Rounding, name: str, input: Any, weight: Any) -> Any:
     return _linear(Rounding.of(torch.float32), name, input, weight)
 

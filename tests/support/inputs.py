@@ -47,13 +47,14 @@ HEADS: tuple[dict[str, int], ...] = ({}, {"Hk": 6}, {"Hk": 1}, {"S": 1, "T": 13}
 OUTPUT_DTYPES = {
     "linear_fp32": torch.float32,
     "l2_norm": torch.float32,
+    "linear_fp32_weight": torch.float32,
     "router_sigmoid": torch.float32, "router_sigmoid_groups": torch.float32,
     "router_softmax_topk_fp32": torch.float32, "router_softmax_topk_norm_fp32": torch.float32,
     "rotary_table": torch.bfloat16, "rotary_table_fp32": torch.float32,
     "rotary_table_half_width": torch.bfloat16, "rotary_table_scaled": torch.bfloat16,
 }  # fmt: skip
 #: Definitions whose operands have 16 bits: with float32 ones they are another.
-NARROW = frozenset({"linear_fp32"})
+NARROW = frozenset({"linear_fp32", "linear_fp32_weight"})
 SCALARS = {
     "scale": 0.3,
     "softcap": 3.0,
