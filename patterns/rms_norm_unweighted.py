@@ -12,7 +12,7 @@ from tilegym_fx.spelling import spelling
 
 
 @spelling(
-    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/diffllama/modeling_diffllama.py#L242"
+    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/diffllama/modeling_diffllama.py#L242-L242"
 )
 def one_operation(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
     """PyTorch computes it in float32 and rounds once, too."""
