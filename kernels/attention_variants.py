@@ -42,6 +42,8 @@ DECODE_QUERIES = 8
 DECODE_ROWS = 64
 #: Fewest rows that `ct.mma` puts on the tensor cores.
 MIN_ROWS = 16
+#: Fewest keys of a step. A mask read in tiles of 16 columns made the kernels of gqa_attention.py stall on an H200.
+MIN_KEYS = 32
 MAX_SHARES = 64
 
 ZERO = ct.PaddingMode.ZERO
@@ -249,9 +251,9 @@ def pick_tiles(group: int, length: int, width: int, itemsize: int) -> tuple[int,
         queries = _power(length)
         most = DECODE_ROWS if itemsize <= 2 else MIN_ROWS
         members = max(min(_power(group), most // queries), MIN_ROWS // queries, 1)
-        return members, queries, 16 if itemsize == 4 else max(16, 8192 // _power(width)), 2
+        return members, queries, MIN_KEYS if itemsize == 4 else max(MIN_KEYS, 8192 // _power(width)), 2
     if itemsize == 4:
-        return 1, 32 if width <= 64 else 16, 32 if width <= 128 else 16, 1
+        return 1, 32 if width <= 64 else 16, MIN_KEYS, 1
     return (1, 64, 64, 2) if width <= 128 else (1, 64, 32, 1)
 
 
