@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import types
 import xml.etree.ElementTree as ElementTree
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from repository import ROOT
 
 from tilegym_fx.backend import tilegym_fx_backend
 from tilegym_fx.bench import patches, profile, run
-from tilegym_fx.bench.__main__ import main
+from tilegym_fx.bench.__main__ import main, make_jobs, parser
 from tilegym_fx.bench.calls import Decode, Generate, Prefill
 from tilegym_fx.bench.cases import Case, get_variant, parse_cases
 from tilegym_fx.bench.clock import Clock
@@ -38,6 +40,7 @@ from tilegym_fx.bench.results import (
 )
 from tilegym_fx.bench.worker import Worker
 from tilegym_fx.errors import UsageError
+from tilegym_fx.model_source import shipped_models
 
 
 def timed(variant: str, milliseconds: float, case: str = "decode:1@2048", **more: Any) -> Result:
@@ -545,3 +548,16 @@ def test_bad_input_is_one_line(arguments: str, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1
+
+
+LISTED = (ROOT / "benchmarks" / "h200_models.txt").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("line", [line for line in LISTED if not line.startswith("#")], ids=lambda s: s.split(":")[0])
+def test_the_listed_commands_are_ones_that_bench_takes(line: str) -> None:
+    _, _, command = line.partition(": ")
+    start, words = "python -m tilegym_fx.bench", shlex.split(command)
+    assert command.startswith(start)
+    args = parser().parse_args(words[len(start.split()) :])
+    assert args.model in shipped_models()
+    assert [str(case) for case in make_jobs(args, args.variants.split(","), "folder")[0].cases] == args.phases
