@@ -1,9 +1,12 @@
-"""Attention with a sink or with capped scores, in cuTile, under a mask that is added.
+"""Attention with a sink, capped scores, a bias or a fill, in cuTile.
 
     sink:     y = softmax([scale q k^T + mask, sink]) without its last column, times v
     softcap:  y = softmax(cap * tanh(scale q k^T / cap) + mask) v
+    bias:     y = softmax(scale q k^T + bias + mask) v
+    fill:     y = softmax(scale q k^T where the mask leaves it, else fill) v, with a bias before or after that
 
-    q [B, Hq, S, D], k [B, Hk, T, D], v [B, Hk, T, Dv], mask [1 or B, 1, S, T], y [B, S, Hq, Dv]
+    q [B, Hq, S, D], k [B, Hk, T, D], v [B, Hk, T, Dv], mask [1 or B, 1, S, T], y [B, S, Hq, Dv],
+    bias [1 or B, 1 or Hq, 1 or S, T]
 
 Softmax is online and in powers of two: a block keeps for each row the maximum so far, the sum and the
 weighted values in float32. A sink is where a row starts: its score is the first maximum, with a sum of one
@@ -34,6 +37,11 @@ INFINITY = math.inf
 REMOVED = -1e30
 #: Where such values are kept, in powers of two, so that a row without other keys weighs them alike.
 LOWEST = -3e38
+#: Where a fill below it is kept: what a mask that is added takes away comes before what is filled.
+FILLED = -3.2e38
+#: What a mask does, the kernels' parameter MASK: it is added, or where it is 0, or where it is not, the score
+#: is `fill`; or it is a factor on the score, and what it lacks of 1 is one on `fill`.
+ADDED, KEEPS, HIDES, BLENDS = range(4)
 #: Columns of the mask that are searched at a time.
 SPAN_COLUMNS = 512
 #: Up to so many positions all heads of a key head share a block.
@@ -57,23 +65,53 @@ def numbers(block, size, axis):
     return block * size + ct.reshape(ct.arange(size, dtype=ct.int32), shape)
 
 
-def added(mask, batch, row, step, shape):
-    """One tile of the mask, float32; -inf outside of it."""
+def read_mask(mask, batch, row, step, shape, kind):
+    """One tile of the mask, float32; outside of it -inf if it is added, else 0."""
     index = (batch % mask.shape[0], 0, row, step)
-    tile = ct.load(mask, index, (1, 1, *shape), padding_mode=ct.PaddingMode.NEG_INF)
-    return ct.astype(ct.reshape(tile, shape), ct.float32)
+    outside = ct.PaddingMode.NEG_INF if kind == ADDED else ZERO
+    return ct.astype(ct.reshape(ct.load(mask, index, (1, 1, *shape), padding_mode=outside), shape), ct.float32)
+
+
+def sees(tile, fill, kind):
+    """Where a tile of the mask leaves a key something, or the fill does."""
+    if kind == ADDED:
+        return tile > REMOVED
+    return ((tile == 0.0) if kind == HIDES else (tile != 0.0)) | (fill > REMOVED)
+
+
+def powers(tile):
+    """What is added to scores, in powers of two; what takes away stays finite unless it was not."""
+    return ct.where(tile > -INFINITY, ct.maximum(tile * LOG2_E, LOWEST), -INFINITY)
+
+
+def masked(scores, tile, fill, kind):
+    """Scores in powers of two under a tile of the mask."""
+    if kind == ADDED:
+        return scores + powers(tile)
+    if kind == BLENDS:
+        return scores * tile + fill * (1.0 - tile)
+    return ct.where(tile != 0.0, fill, scores) if kind == HIDES else ct.where(tile != 0.0, scores, fill)
+
+
+def spread(tile, heads, queries):
+    """A tile [1 or heads, 1 or queries, keys] for each row of a block, or one for all of them."""
+    if tile.shape[0] == 1 and tile.shape[1] == 1:
+        return ct.reshape(tile, (1, tile.shape[2]))
+    keys = tile.shape[2]
+    return ct.reshape(ct.broadcast_to(tile, (heads, queries, keys)), (heads * queries, keys))
 
 
 @ct.kernel
-def attention_variant_span_kernel(mask, reaches, SINK: Flag, ROWS: Int, COLUMNS: Int):
+def attention_variant_span_kernel(mask, reaches, fill, MASK: Int, SINK: Flag, ROWS: Int, COLUMNS: Int):
     """How far the keys that some row of a block sees reach, from the end (0) and from the start (1)."""
     row, batch = ct.bid(0), ct.bid(1)
     keys = mask.shape[3]
     from_end = ct.zeros((ROWS, 1), ct.int32)
     from_start = ct.zeros((ROWS, 1), ct.int32)
     for step in range(ct.cdiv(keys, COLUMNS)):
-        seen = added(mask, batch, row, step, (ROWS, COLUMNS)) > REMOVED
+        seen = sees(read_mask(mask, batch, row, step, (ROWS, COLUMNS), MASK), fill, MASK)
         column = numbers(step, COLUMNS, 1)
+        seen = seen & (column < keys) & (numbers(row, ROWS, 0) < mask.shape[2])
         left = ct.max(ct.where(seen, keys - column, 0), axis=1, keepdims=True)
         right = ct.max(ct.where(seen, column + 1, 0), axis=1, keepdims=True)
         from_end, from_start = ct.maximum(from_end, left), ct.maximum(from_start, right)
@@ -87,9 +125,9 @@ def attention_variant_span_kernel(mask, reaches, SINK: Flag, ROWS: Int, COLUMNS:
 
 @ct.kernel
 def attention_variant_kernel(
-    q, k, v, mask, reaches, sinks, y, parts, states, inner, outer,
-    HEADS: Int, QUERIES: Int, KEYS: Int, WIDTH: Int, VALUE_WIDTH: Int, MASK_ROWS: Int,
-    CAP: Flag, SINK: Flag, DIRECT: Flag,
+    q, k, v, mask, reaches, bias, sinks, y, parts, states, inner, outer, fill,
+    HEADS: Int, QUERIES: Int, KEYS: Int, WIDTH: Int, VALUE_WIDTH: Int, MASK: Int, MASK_ROWS: Int,
+    BIAS_HEADS: Int, BIAS_ROWS: Int, BIAS_LAST: Flag, CAP: Flag, SINK: Flag, DIRECT: Flag,
 ):  # fmt: skip
     row = ct.num_blocks(0) - 1 - ct.bid(0)  # under a causal mask the last rows have most to do
     groups = ct.cdiv(q.shape[2], HEADS)
@@ -99,6 +137,7 @@ def attention_variant_kernel(
     query = ct.load(q, (batch, head, group, row, 0), (1, 1, HEADS, QUERIES, WIDTH), padding_mode=ZERO)
     query = ct.reshape(query, (rows, WIDTH))
     mask_row = row if MASK_ROWS > 1 else 0
+    bias_row = row if BIAS_ROWS > 1 else 0
     place = batch % mask.shape[0]
     from_end = ct.load(reaches, (place, mask_row, 0), (1, 1, 1)).item()
     from_start = ct.load(reaches, (place, mask_row, 1), (1, 1, 1)).item()
@@ -118,12 +157,19 @@ def attention_variant_kernel(
         tile = ct.load(k, (batch, head, 0, step), (1, 1, WIDTH, KEYS), order=(0, 1, 3, 2), padding_mode=ZERO)
         scores = ct.mma(query, ct.reshape(tile, (WIDTH, KEYS)), ct.zeros((rows, KEYS), ct.float32))
         scores = ct.tanh(scores * inner) * outer if CAP else scores * outer
-        bias = added(mask, batch, mask_row, step, (MASK_ROWS, KEYS))
-        bias = ct.where(bias > -INFINITY, ct.maximum(bias * LOG2_E, LOWEST), -INFINITY)
-        if MASK_ROWS > 1:
-            bias = ct.broadcast_to(ct.reshape(bias, (1, QUERIES, KEYS)), (HEADS, QUERIES, KEYS))
-            bias = ct.reshape(bias, (rows, KEYS))
-        scores = scores + bias
+        bent = read_mask(mask, batch, mask_row, step, (MASK_ROWS, KEYS), MASK)
+        bent = spread(ct.reshape(bent, (1, MASK_ROWS, KEYS)), HEADS, QUERIES)
+        if BIAS_LAST or BIAS_HEADS == 0:
+            scores = masked(scores, bent, fill, MASK)
+        if BIAS_HEADS > 0:
+            index = (batch % bias.shape[0], head % bias.shape[1], group % bias.shape[2], bias_row, step)
+            addend = ct.load(bias, index, (1, 1, BIAS_HEADS, BIAS_ROWS, KEYS), padding_mode=ZERO)
+            addend = ct.astype(ct.reshape(addend, (BIAS_HEADS, BIAS_ROWS, KEYS)), ct.float32)
+            scores = scores + spread(powers(addend), HEADS, QUERIES)
+        if BIAS_HEADS > 0 and not BIAS_LAST:
+            scores = masked(scores, bent, fill, MASK)
+        if MASK != ADDED:
+            scores = ct.where(numbers(step, KEYS, 1) < k.shape[2], scores, -INFINITY)
         new_top = ct.maximum(top, ct.max(scores, axis=1, keepdims=True))
         base = ct.where(new_top > -INFINITY, new_top, 0.0)  # a row without keys so far: no inf - inf
         weights = ct.exp2(scores - base, flush_to_zero=True)
@@ -180,7 +226,7 @@ def sink_attention_masked(
     Returns:
         Contiguous [B, S, Hq, Dv] in the dtype of the queries.
     """
-    return _attention(q, k, v, mask, sinks, scale, None)
+    return _attention(q, k, v, mask, scale, sinks=sinks)
 
 
 def softcap_attention_masked(
@@ -190,7 +236,27 @@ def softcap_attention_masked(
 
     Arguments as for `sink_attention_masked`.
     """
-    return _attention(q, k, v, mask, None, scale, softcap)
+    return _attention(q, k, v, mask, scale, softcap=softcap)
+
+
+def biased_attention_masked(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention whose scores have a bias and a mask.
+
+    Arguments as for `sink_attention_masked`, but for two.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        bias: Added to the scores of each head, [Hq or B * Hq, 1 or S, T].
+        mask: [1 or B, 1, 1 or S, T]; a float is added, True sets a score to the least number of the queries' dtype.
+        scale: Factor on the products.
+    """
+    by_head = bias.unflatten(0, (-1, q.shape[1]))
+    kind = HIDES if mask.dtype == torch.bool else ADDED
+    return _attention(q, k, v, mask, scale, bias=by_head, kind=kind, fill=torch.finfo(q.dtype).min)
 
 
 def _attention(
@@ -198,9 +264,14 @@ def _attention(
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor,
-    sinks: torch.Tensor | None,
     scale: float,
-    softcap: float | None,
+    *,
+    sinks: torch.Tensor | None = None,
+    softcap: float | None = None,
+    bias: torch.Tensor | None = None,
+    bias_last: bool = False,
+    kind: int = ADDED,
+    fill: float = 0.0,
 ) -> torch.Tensor:
     batch, heads, length, width = q.shape
     key_heads, keys, value_width = k.shape[1], k.shape[2], v.shape[3]
@@ -208,14 +279,16 @@ def _attention(
     y = torch.empty((batch, length, heads, value_width), dtype=q.dtype, device=q.device)
     if not y.numel():
         return y
+    mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
     q, k, v, mask = (_unit_stride(tensor) for tensor in (q, k, v, mask))
+    fill = fill * LOG2_E if fill == -INFINITY else max(fill * LOG2_E, FILLED)
     members, queries, step, occupancy = pick_tiles(group, length, width, q.itemsize)
     mask_rows = queries if mask.shape[2] > 1 else 1
     reaches = torch.empty((mask.shape[0], -(-mask.shape[2] // mask_rows), 2), dtype=torch.int32, device=q.device)
     has_sink = sinks is not None
     launch(
         attention_variant_span_kernel, (reaches.shape[1], mask.shape[0]),
-        (mask, reaches, has_sink, mask_rows, SPAN_COLUMNS),
+        (mask, reaches, fill, kind, has_sink, mask_rows, SPAN_COLUMNS),
     )  # fmt: skip
     tiles, pairs = -(-length // queries), batch * key_heads * -(-group // members)
     shares = 1
@@ -227,14 +300,18 @@ def _attention(
         parts = torch.empty((pairs, shares, rows, value_width), dtype=torch.float32, device=q.device)
         states = torch.empty((2, pairs, shares, rows), dtype=torch.float32, device=q.device)
     grouped = y.view(batch, length, key_heads, group, value_width)
+    addend, bias_heads, bias_rows = q.unflatten(1, (key_heads, group)), 0, 1
+    if bias is not None:
+        addend = _unit_stride(bias).unflatten(1, (key_heads, group) if bias.shape[1] > 1 else (1, 1))
+        bias_heads, bias_rows = members if bias.shape[1] > 1 else 1, queries if bias.shape[2] > 1 else 1
     inner, outer = (scale / softcap, softcap * LOG2_E) if softcap is not None else (1.0, scale * LOG2_E)
     launch(
         with_hints(attention_variant_kernel, occupancy), (tiles, pairs, shares),
         (
-            q.unflatten(1, (key_heads, group)), k, v, mask, reaches,
-            sinks.view(key_heads, group) if sinks is not None else q, grouped, parts, states, inner, outer,
-            members, queries, step, _power(width), _power(value_width), mask_rows,
-            softcap is not None, has_sink, shares == 1,
+            q.unflatten(1, (key_heads, group)), k, v, mask, reaches, addend,
+            sinks.view(key_heads, group) if sinks is not None else q, grouped, parts, states, inner, outer, fill,
+            members, queries, step, _power(width), _power(value_width), kind, mask_rows,
+            bias_heads, bias_rows, bias_last, softcap is not None, has_sink, shares == 1,
         ),
     )  # fmt: skip
     if shares > 1:

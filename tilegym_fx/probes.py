@@ -39,8 +39,8 @@ class Probe:
 
     Attributes:
         dtype: Of what a Definition declares in 16 bits.
-        wide_weights: Vectors are float32 all the same, as norm weights may be.
-        equal: Axes of which one divides the other have the same size: there are no groups.
+        wide_weights: Vectors and a bias are float32 all the same, as norm weights may be.
+        equal: Axes of which one divides the other have the same size: there are no groups, or a batch of one.
     """
 
     dtype: torch.dtype
@@ -56,15 +56,15 @@ class Probe:
                 inputs[name] = _number(spec, position)
             else:
                 shape = [axes[a] for a in spec.shape]
-                inputs[name] = torch.empty(shape, dtype=self._dtype(spec.dtype, len(shape)), device="meta")
+                inputs[name] = torch.empty(shape, dtype=self._dtype(name, spec), device="meta")
         mode = _fake_mode()
         with mode:
             return {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
 
-    def _dtype(self, declared: str, rank: int) -> torch.dtype:
-        if declared not in ("bfloat16", "float16"):
-            return _DTYPES[declared]
-        return torch.float32 if self.wide_weights and rank == 1 else self.dtype
+    def _dtype(self, name: str, spec: TensorSpec) -> torch.dtype:
+        if spec.dtype not in ("bfloat16", "float16"):
+            return _DTYPES[spec.dtype]
+        return torch.float32 if self.wide_weights and _may_be_wide(name, spec) else self.dtype
 
     def is_constant(self, value: Any) -> bool:
         """Whether a literal in a trace at this probe is surely part of the maths, and follows from no size or dtype."""
@@ -77,6 +77,10 @@ class Probe:
         return value == _TO_THE_END or (abs(value) <= _SMALL and float(2 * value).is_integer())
 
 
+def _may_be_wide(name: str, spec: TensorSpec) -> bool:
+    return spec.shape is not None and (len(spec.shape) == 1 or name == "bias")
+
+
 def _number(spec: TensorSpec, position: int) -> float:
     """What the scalar input at a position is."""
     number = _SEED + 2 * position
@@ -85,8 +89,9 @@ def _number(spec: TensorSpec, position: int) -> float:
 
 def probes(definition: Definition) -> Iterator[Probe]:
     """16-bit, float32, and 16-bit with float32 norm weights; each with and without groups."""
-    has_weight = any(spec.shape is not None and len(spec.shape) == 1 for spec in definition.inputs.values())
-    has_groups = any((m := _DIVIDES.match(c)) and m[2] in definition.axes for c in definition.constraints or ())
+    has_weight = any(_may_be_wide(name, spec) for name, spec in definition.inputs.items())
+    constraints = definition.constraints or ()
+    has_groups = any((m := _DIVIDES.match(c) or _PRODUCT.match(c)) and m[2] in definition.axes for c in constraints)
     for dtype, wide in ((torch.bfloat16, False), (torch.float32, False), (torch.bfloat16, True)):
         for equal in (False, True):
             if (has_weight or not wide) and (has_groups or not equal):
@@ -107,7 +112,7 @@ def probe_axes(definition: Definition, *, equal: bool = False) -> dict[str, int]
 
     Args:
         definition: Whose axes.
-        equal: Satisfy ``A % B == 0`` by ``A == B`` instead of a multiple.
+        equal: Satisfy ``A % B == 0`` by ``A == B`` instead of a multiple, and ``A == B * C`` by ``A == C``.
 
     Raises:
         PatternError: If a constraint has a form that is not understood.
@@ -126,6 +131,7 @@ def probe_axes(definition: Definition, *, equal: bool = False) -> dict[str, int]
         elif match := _SUM.match(constraint):
             axes[match[1]] = axes[match[2]] + axes[match[3]]
         elif match := _PRODUCT.match(constraint):
+            axes[match[2]] = 1 if equal else axes[match[2]]
             axes[match[1]] = axes[match[2]] * axes[match[3]]
         elif match := _DIVIDES.match(constraint):
             divisor = axes.get(match[2]) or 2 * int(match[2])

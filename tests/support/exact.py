@@ -262,11 +262,22 @@ def _softcap_attention(r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any
     return _attend_eagerly(r, q, k, v, mask, lambda scores: softcap * torch.tanh(scores * scale / softcap), None)
 
 
-def _attend_eagerly(r: Rounding, q: Any, k: Any, v: Any, mask: Any, score: Callable[[Any], Any], sink: Any) -> Any:
+@exact("biased_attention_masked")
+def _biased_attention(r: Rounding, name: str, q: Any, k: Any, v: Any, bias: Any, mask: Any, scale: float) -> Any:
+    """Taking away is adding so much that only that is left."""
+    if mask.dtype == torch.bool:
+        mask = torch.where(mask, -1e30, 0.0).double()
+    bias = bias.unflatten(0, (-1, q.shape[1]))
+    return _attend_eagerly(r, q, k, v, mask, lambda scores: scores * scale, None, bias)
+
+
+def _attend_eagerly(
+    r: Rounding, q: Any, k: Any, v: Any, mask: Any, score: Callable[[Any], Any], sink: Any, bias: Any = 0.0
+) -> Any:
     """Tolerance: eight roundings of scores no larger than `score(|q| |k|)`, as eager code makes them."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     size = score(q.abs() @ k.abs().transpose(-1, -2)).amax(-1, keepdim=True)
-    scores = score(q @ k.transpose(-1, -2))
+    scores = score(q @ k.transpose(-1, -2)) + bias
     largest = scores.abs().amax(-1, keepdim=True)
     largest = largest + torch.where(mask > -1e4, mask.abs(), 0.0).amax(-1, keepdim=True)
     scores = scores + mask

@@ -42,7 +42,7 @@ SIZES = {
     "J": 4,
     "W": 5,
 }
-HEADS: tuple[dict[str, int], ...] = ({}, {"Hk": 6}, {"Hk": 1}, {"S": 1, "T": 13})
+HEADS: tuple[dict[str, int], ...] = ({}, {"Hk": 6}, {"Hk": 1}, {"S": 1, "T": 13, "B": 1})
 #: Definitions whose results have a dtype of their own.
 OUTPUT_DTYPES = {
     "linear_fp32": torch.float32,
@@ -80,7 +80,7 @@ def make_inputs(
     definition = INVENTORY.definitions[name]
     axes = {**SIZES, **sizes}
     axes.update({a: axis.value for a, axis in definition.axes.items() if axis.type == "const"})
-    axes.update(I2=2 * axes["I"], R2=2 * axes["R"])
+    axes.update(I2=2 * axes["I"], R2=2 * axes["R"], BH=axes["B"] * axes["Hq"])
     if "P == N * K" in definition.constraints:
         axes["P"] = axes["N"] * axes["K"]
     if "phases" in definition.inputs:

@@ -1,7 +1,8 @@
 """What the rules of :mod:`.shrink` cannot know: model types whose default configuration is none that works.
 
 ``BASE`` completes a default configuration, before anything is shrunk: a field that has no default, a pattern of layers
-of which the default has one kind alone, or a batch that must be a multiple of something. ``LAYERS`` and ``TINY``
+of which the default has one kind alone, a batch that must be a multiple of something, or widths where the default is
+a toy of a few thousand parameters. ``LAYERS`` and ``TINY``
 correct what the rules get wrong, for fewer layers and for small widths: fields that depend on each other. ``None``
 takes an override of the rules back.
 """
@@ -33,6 +34,7 @@ FLOAT32 = frozenset({"reformer", "xlnet"})
 
 BASE: Recipes = {
     "bamba": {"attn_layer_indices": [9, 18, 27]},
+    "bloom": {"hidden_size": 1024, "n_layer": 24, "n_head": 16},
     "blt": {"num_hidden_layers": 9},
     "cohere_compass_text": {
         "layer_types": ([_SLIDING] * 3 + [_FULL]) * 10,

@@ -37,7 +37,7 @@ _LOOKS_THROUGH = frozenset({
     "slice", "select", "split", "split_with_sizes", "chunk", "getitem", "contiguous", "clone", "flatten",
     "unflatten", "dropout", "clamp", "clamp_max", "clamp_min", "add", "mul", "sub", "div", "pow", "neg", "cat",
     "stack", "where", "masked_fill", "index", "movedim", "mean", "amax", "convert_element_type", "tanh", "repeat",
-    "repeat_interleave", "constant_pad_nd", "pad", "maximum", "minimum", "type_as", "alias",
+    "repeat_interleave", "constant_pad_nd", "pad", "maximum", "minimum", "type_as", "alias", "max", "masked_fill_",
 })  # fmt: skip
 _RECURRENT = re.compile(
     r"Mamba|SSM|DeltaNet|DeltaAttention|Lightning|KDA|Kda|Rwkv|RWKV|mLSTM|xLSTMLayer|RecurrentBlock|ShortConv"

@@ -36,7 +36,7 @@ def sizes_of(definition: Definition, *, equal: bool = False) -> dict[str, int]:
 
     Args:
         definition: Whose axes.
-        equal: Make sizes equal where the constraints allow it, else different.
+        equal: Make sizes equal where the constraints allow it, else different; of ``A == B * C``, A and C.
 
     Raises:
         CannotTryError: A constraint reads tensor values, or no small sizes satisfy them all.
@@ -52,6 +52,9 @@ def sizes_of(definition: Definition, *, equal: bool = False) -> dict[str, int]:
         if not condition.names <= {*fixed, *free, *others}:
             raise CannotTryError(f"the constraint `{condition.text}` reads tensor values")
     free.sort(key=lambda name: any(condition.defines == name for condition in conditions))
+    if equal:
+        fixed |= {c.factor: 1 for c in conditions if c.factor in free}
+        free = [name for name in free if name not in fixed]
     for prefer in (_same, _none) if equal else (_different, _none):
         found = next(_assign(free, {**others, **fixed}, conditions, prefer), None)
         if found is not None:
@@ -69,7 +72,20 @@ class _Condition:
             raise CannotTryError(f"the constraint `{text}` reads tensor values")
         self.names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         self.defines, self._definition = self._defined(tree.body)
+        self.factor = self._factor(tree.body)
         self._code = compile(tree, "<constraint>", "eval")
+
+    @staticmethod
+    def _factor(body: ast.expr) -> str | None:
+        """The first factor of ``name == name * name``: if it is 1, the other two are equal."""
+        match body:
+            case ast.Compare(
+                left=ast.Name(),
+                ops=[ast.Eq()],
+                comparators=[ast.BinOp(left=ast.Name(id=factor), op=ast.Mult(), right=ast.Name())],
+            ):
+                return factor
+        return None
 
     @staticmethod
     def _defined(body: ast.expr) -> tuple[str | None, Any]:

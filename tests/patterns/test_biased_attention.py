@@ -1,0 +1,91 @@
+"""biased_attention_masked: a bias for each head beside a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pass_checks import BATCH, BF16, FP32, LENGTH, check_pass, everywhere, rand
+
+NAME = "biased_attention_masked"
+HEADS, SCALE = 4, 0.25
+check = partial(check_pass, only=[NAME])
+
+
+def batched(q: Any, k: Any, v: Any, bias: Any, mask: Any, beta: float = 1.0) -> Any:
+    batch, heads, length, width = q.shape
+    q, k, v = (x.reshape(batch * heads, -1, width) for x in (q, k, v))
+    scores = bias.baddbmm(batch1=q, batch2=k.transpose(-1, -2), beta=beta, alpha=SCALE)
+    weights = F.softmax(scores.view(batch, heads, length, -1) + mask, dim=-1, dtype=torch.float32).to(q.dtype)
+    out = torch.bmm(weights.view(batch * heads, length, -1), v)
+    return out.view(batch, heads, length, width).permute(0, 2, 1, 3)
+
+
+def for_all_sequences(q: Any, k: Any, v: Any, bias: Any, hidden: Any, fill: float | None = None) -> Any:
+    scores = torch.matmul(q, k.transpose(-1, -2)) * SCALE + bias
+    scores = scores.masked_fill(hidden, max(torch.finfo(v.dtype).min, torch.finfo(FP32).min) if fill is None else fill)
+    return torch.matmul(F.softmax(scores.float(), dim=-1).to(v.dtype), v).permute(0, 2, 1, 3)
+
+
+def inputs(dtype: torch.dtype, *, batch: int = BATCH, biases: int = HEADS) -> list[torch.Tensor]:
+    heads = [rand(batch, HEADS, LENGTH, 16, dtype=dtype, seed=i) for i in range(3)]
+    return [*heads, rand(biases, 1, LENGTH, dtype=dtype)]
+
+
+def hidden() -> torch.Tensor:
+    return torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).triu(1)
+
+
+def added(dtype: torch.dtype) -> torch.Tensor:
+    return torch.where(hidden(), torch.finfo(dtype).min, 0.0).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_hit_for_products_added_to_the_bias(dtype: torch.dtype) -> None:
+    check(batched, [*inputs(dtype, biases=BATCH * HEADS), added(dtype)], {NAME: 1}, left=0)
+
+
+@everywhere
+def test_hit_for_a_bias_of_all_sequences(dtype: torch.dtype, dynamic: bool) -> None:
+    if dtype == BF16:
+        check(for_all_sequences, [*inputs(dtype), hidden()], {NAME: 1}, dynamic=dynamic)
+    else:  # a finite fill for the float64 run too
+        check(partial(for_all_sequences, fill=torch.finfo(FP32).min), [*inputs(dtype), hidden()], {NAME: 1})
+
+
+def test_hit_for_a_float32_bias() -> None:
+    q, k, v, bias = inputs(BF16)
+    check(for_all_sequences, [q, k, v, bias.float(), hidden()], {NAME: 1}, left=0)
+
+
+@pytest.mark.parametrize(
+    "code", [partial(batched, beta=0.5), partial(for_all_sequences, fill=-4.0)], ids=["half a bias", "another fill"]
+)
+def test_near_miss(code: Callable[..., Any]) -> None:
+    is_batched = code.func is batched  # type: ignore[attr-defined]
+    biases = BATCH * HEADS if is_batched else HEADS
+    check(code, [*inputs(BF16, biases=biases), added(BF16) if is_batched else hidden()], {}, left=None)
+
+
+def test_near_miss_the_bias_is_scaled_too() -> None:
+    def code(q: Any, k: Any, v: Any, bias: Any, hidden: Any) -> Any:
+        scores = (torch.matmul(q, k.transpose(-1, -2)) + bias) * SCALE
+        scores = scores.masked_fill(hidden, torch.finfo(BF16).min)
+        return torch.matmul(F.softmax(scores.float(), dim=-1).to(v.dtype), v).transpose(1, 2)
+
+    check(code, [*inputs(BF16), hidden()], {}, left=None)
+
+
+def test_guard_on_a_bias_for_each_query() -> None:
+    q, k, v, _ = inputs(BF16)
+    bias = rand(HEADS, LENGTH, LENGTH)
+    check(for_all_sequences, [q, k, v, bias, hidden()], {}, left=None, refused={NAME: "the bias is"})
+
+
+def test_guard_on_a_mask_for_each_head() -> None:
+    given = [*inputs(BF16), hidden().repeat(1, HEADS, 1, 1)]
+    check(for_all_sequences, given, {}, left=None, refused={NAME: "the mask is"})
