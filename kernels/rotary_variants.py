@@ -208,6 +208,24 @@ def rotary_embedding_pairs_to_halves(q: torch.Tensor, k: torch.Tensor, cos: torc
     return _pair(q, k, cos, sin, PAIRS_TO_HALVES, width, width // 2)
 
 
+def rotary_embedding_pairs_to_halves_shared(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Pair:
+    """Rotates neighbouring pairs; the results have first members first.
+
+    Args:
+        q: [batch, heads, positions, head_dim] or [batch, positions, heads, head_dim], any strides.
+        k: As `q`, of any number of heads.
+        cos: [batch or 1, 1, positions, head_dim / 2] or [batch or 1, positions, 1, head_dim / 2].
+        sin: like `cos`.
+
+    Returns:
+        Queries and keys, contiguous, every step rounded to the dtype that `q * cos` has.
+    """
+    width = q.shape[-1]
+    return _broadcast_pair(q, k, cos, sin, PAIRS_TO_HALVES, width, width // 2)
+
+
 def rotary_embedding_interleaved_partial(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> Pair:

@@ -18,10 +18,12 @@ from tilegym_fx.launch import recorded
 PAIRED = (
     "rotary_embedding_half_width", "rotary_embedding_interleaved", "rotary_embedding_interleaved_fp32",
     "rotary_embedding_interleaved_fp32_shared", "rotary_embedding_interleaved_partial",
-    "rotary_embedding_pairs_to_halves", "rotary_embedding_partial",
+    "rotary_embedding_pairs_to_halves", "rotary_embedding_pairs_to_halves_shared", "rotary_embedding_partial",
 )  # fmt: skip
 NAMES = (*PAIRED, "rotary_embedding_single", "rotary_embedding_complex")
-BROADCAST = ("rotary_embedding_complex", "rotary_embedding_interleaved_partial")
+BROADCAST = (
+    "rotary_embedding_complex", "rotary_embedding_interleaved_partial", "rotary_embedding_pairs_to_halves_shared",
+)  # fmt: skip
 PARTIAL = tuple(name for name in NAMES if "partial" in name)
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 #: Heads that fill a tile and others, ragged groups of heads, single positions, few and all columns rotated.

@@ -132,6 +132,20 @@ def _gelu_new(r: Rounding, name: str, hidden_states: Any) -> Any:
     return ((_ACTIVATIONS["gelu_tanh"](x), error * x.abs() + r.step),)
 
 
+@exact("xielu")
+def _xielu(r: Rounding, name: str, hidden_states: Any, alpha_p: Any, alpha_n: Any, beta: Any, eps: Any) -> Any:
+    """Tolerance: of written out code, with a rounding after each of at most six operations.
+
+    Between `eps` and zero the exponential is that of `eps`, which is larger there than x.
+    """
+    x, line = hidden_states, beta * hidden_states
+    up, down = torch.nn.functional.softplus(alpha_p), beta + torch.nn.functional.softplus(alpha_n)
+    ends = torch.min(x, eps)
+    value = torch.where(x > 0, up * x * x, down * (torch.expm1(ends) - x)) + line
+    size = torch.where(x > 0, up * x * x, down * ends.abs()) + line.abs()
+    return ((value, (6 * r.relative + 16 * ROUNDED32) * size + r.step * (4 + down + x.abs()) + FLOOR32),)
+
+
 _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "gelu": lambda x: x / 2 * torch.erfc(-x / math.sqrt(2)),
     "gelu_tanh": lambda x: x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
@@ -232,6 +246,13 @@ def _rotary_pairs_to_halves(r: Rounding, name: str, q: Any, k: Any, cos: Any, si
     half = cos.shape[-1] // 2
     tables = (x[..., :half].repeat(1, 1, 2) for x in (cos, sin))
     return _rotary(r, name, _pairs_to_halves(q), _pairs_to_halves(k), *tables)
+
+
+@exact("rotary_embedding_pairs_to_halves_shared")
+def _rotary_halves_shared(r: Rounding, name: str, q: Any, k: Any, cos: Any, sin: Any) -> Any:
+    """With float32 tables every step is float32."""
+    tables = (x[:, 0].repeat(1, 1, 2) for x in (cos, sin))
+    return _rotary(Rounding.of(torch.float32), name, _pairs_to_halves(q), _pairs_to_halves(k), *tables)
 
 
 def _attend(r: Rounding, q: Any, k: Any, v: Any, bias: Any, scale: float) -> Any:

@@ -48,6 +48,7 @@ OUTPUT_DTYPES = {
     "linear_fp32": torch.float32,
     "l2_norm": torch.float32,
     "linear_fp32_weight": torch.float32,
+    "rotary_embedding_pairs_to_halves_shared": torch.float32,
     "router_sigmoid": torch.float32, "router_sigmoid_groups": torch.float32,
     "router_softmax_topk_fp32": torch.float32, "router_softmax_topk_norm_fp32": torch.float32,
     "rotary_table": torch.bfloat16, "rotary_table_fp32": torch.float32,
@@ -69,6 +70,8 @@ SCALARS = {
 }
 #: The axis that an integer input indexes.
 INDEXED = {"top_k_index": "E", "positions": "P", "ends": "N", "ids": "V"}
+#: Inputs that are one number on the device.
+NUMBERS = {"alpha_p": 0.3, "alpha_n": -1.2, "beta": 0.5, "eps": -1e-6}
 WEIGHTS = {"as trained": 1.0, "near zero": 1e-3}
 ROWS = {"ordinary": 1.0, "large": 3e3, "near zero": 1e-5}
 
@@ -83,7 +86,7 @@ def make_inputs(
     axes.update(I2=2 * axes["I"], R2=2 * axes["R"], BH=axes["B"] * axes["Hq"])
     if "P == N * K" in definition.constraints:
         axes["P"] = axes["N"] * axes["K"]
-    if "phases" in definition.inputs:
+    if "D == 2 * C" in (definition.constraints or ()):
         axes["C"] = axes["D"] // 2
     random = torch.Generator(torch.get_default_device()).manual_seed(
         zlib.crc32(f"{name} {dtype} {rows} {weights} {sizes}".encode())
@@ -104,6 +107,9 @@ def make_inputs(
             if key == "ends":  # they never fall, and the last row belongs to somebody
                 inputs[key] = inputs[key].sort()[0].clamp(min=0)
                 inputs[key][-1] = high
+            continue
+        if key in NUMBERS:
+            inputs[key] = torch.full(shape, NUMBERS[key], dtype=dtype)
             continue
         if key == "phases":
             angles = torch.randn(shape, generator=random, dtype=torch.float64)
