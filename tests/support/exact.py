@@ -391,6 +391,15 @@ def _linear_fp32(r: Rounding, name: str, input: Any, weight: Any) -> Any:
     return _linear(Rounding.of(torch.float32), name, input, weight)
 
 
+@exact("indexer_scores")
+def _indexer_scores(r: Rounding, name: str, q: Any, k: Any, weights: Any, scale: float) -> Any:
+    keys = k[:, None].mT
+    products, sizes = (scale * q) @ keys, scale * q.abs() @ keys.abs()
+    value = (weights[..., None] * products.clamp(min=0)).sum(-2)
+    size = (weights.abs()[..., None] * sizes).sum(-2)
+    return ((value, (sum(q.shape[-2:]) + 8) * ROUNDED32 * size + FLOOR32),)
+
+
 @exact("linear_bias")
 def _linear_bias(r: Rounding, name: str, input: Any, weight: Any, bias: Any) -> Any:
     ((value, tolerance),) = _linear(r, name, input, weight, bias)

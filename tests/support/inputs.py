@@ -45,6 +45,7 @@ SIZES = {
 HEADS: tuple[dict[str, int], ...] = ({}, {"Hk": 6}, {"Hk": 1}, {"S": 1, "T": 13, "B": 1})
 #: Definitions whose results have a dtype of their own.
 OUTPUT_DTYPES = {
+    "indexer_scores": torch.float32,
     "linear_fp32": torch.float32,
     "l2_norm": torch.float32,
     "linear_fp32_weight": torch.float32,
