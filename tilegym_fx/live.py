@@ -28,7 +28,7 @@ from . import verify as judge
 from .alone import alone
 from .cost import Device, device_of
 from .emit import Alike, EmitResult, Emitter, why_not
-from .errors import ExportError, MatchError, UsageError, VerifyError
+from .errors import ExportError, MatchError, TilegymFxError, UsageError, VerifyError
 from .export import MODEL_ERRORS, cache_of, caches, phase_inputs, site_of
 from .export.phases import without_memory
 from .export.trace import describe
@@ -80,7 +80,7 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
         MatchError: If an option names no Definition; with ``strict``, if nothing matches.
         UsageError: If ``model`` is no module or another thread is running it, or if ``emit`` or ``compile`` is nothing
             that can be used.
-        VerifyError: If an output differs by more than rounding; the model has been put back.
+        VerifyError: If an output differs by more than rounding, or the result does not run; the model is put back.
     """
     _require_module(model)
     compile_options = _compile_options(compile) if compile else None
@@ -340,16 +340,18 @@ def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool) -> _Ch
     else:
         wide = _wider_run(model, run)
     binding.apply(module, model)
+    used = ", ".join(sorted({w.match.definition for w in made.written}))
     try:
         checks = judge.compare(original, run(model), wide.outputs, dtype)
-    except BaseException:
+    except BaseException as problem:
         binding.restore(model)
+        if isinstance(problem, MODEL_ERRORS) and not isinstance(problem, torch.OutOfMemoryError | TilegymFxError):
+            raise VerifyError(f"{type(model).__name__} with {used} does not run: {describe(problem)}") from problem
         raise
     failed = [check for check in checks if not check.passed]
     if failed:
         binding.restore(model)
-        used = sorted({w.match.definition for w in made.written})
-        raise VerifyError(f"{type(model).__name__} with {', '.join(used)}: {failed[0]}")
+        raise VerifyError(f"{type(model).__name__} with {used}: {failed[0]}")
     return _Checked(checks, wide.why_not)
 
 

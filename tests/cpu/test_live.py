@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tilegym_fx import kernelize, report, restore
-from tilegym_fx.errors import ExportError, UsageError
+from tilegym_fx.errors import ExportError, UsageError, VerifyError
 
 X = torch.linspace(-1, 1, 3 * emit_modules.WIDTH).reshape(3, -1)
 pytestmark = pytest.mark.filterwarnings("ignore:tilegym_fx")
@@ -86,6 +86,25 @@ def test_model_that_does_not_run_is_left_as_it_is() -> None:
         kernelize(model, inputs=X, strict=True)
     assert type(model.norm) is emit_modules.Norm
     assert report(kernelize(model, inputs=X, verify=False)).counts() == {"rms_norm": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(ValueError("other shapes"), VerifyError), (torch.OutOfMemoryError("full"), torch.OutOfMemoryError)],
+    ids=["fault", "memory"],
+)
+def test_result_that_does_not_run_is_put_back(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise error
+
+    model = emit_modules.Norm()
+    monkeypatch.setattr("tilegym_fx.verify.compare", broken)
+    monkeypatch.setattr("tilegym_fx.verify.apart", lambda *_: [])
+    with pytest.raises(raised, match=r"Norm with rms_norm does not run: ValueError: other shapes|full"):
+        kernelize(model, inputs=X)
+    assert type(model) is emit_modules.Norm
 
 
 class InOneDtype(emit_modules.WithNorm):
