@@ -121,7 +121,7 @@ class Report:
         """Definition -> places that run it now."""
         lost = self._lost
         written = [w for w in self.written if w.module_path not in lost]
-        places = {(w.match.definition, w.module_path, w.method, w.line, w.column, w.guards) for w in written}
+        places = {(w.match.definition, w.module_path, w.method, w.line, w.column, w.guards, w.part) for w in written}
         return dict(Counter(place[0] for place in places))
 
     def misses(self) -> list[str]:

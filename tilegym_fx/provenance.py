@@ -95,6 +95,8 @@ class Call:
         code: The function's code object.
         globals: The function's global names.
         module: The `nn.Module` that is its first argument, if it has one.
+        receiver: Class of the object whose method it is, if that is no module.
+        attributes: The graph values that this object held when the call began, by name.
         steps: One per executed line, and one for the return.
         returned: What it returned.
         order: How many nodes the graph had when it began; `order_end` when it ended.
@@ -110,6 +112,8 @@ class Call:
     order_end: int = 0
     steps: list[Step] = field(default_factory=list)
     returned: Any = OPAQUE
+    receiver: type | None = None
+    attributes: Mapping[str, NodeRef] = field(default_factory=dict)
     children: list[Call] = field(default_factory=list)
 
     @property
@@ -321,10 +325,19 @@ class Recorder:
             above, parent, _ = self._stack[-1]
             offset = above.f_lasti
         call = Call(len(self._calls), parent, offset, frame.f_code, frame.f_globals, _first_module(frame), self._count)
+        self._note_receiver(call, frame)
         self._calls.append(call)
         if parent is not None:
             parent.children.append(call)
         self._stack.append((frame, call, {}))
+
+    def _note_receiver(self, call: Call, frame: FrameType) -> None:
+        if call.module is not None or not call.code.co_argcount or call.code.co_varnames[0] != "self":
+            return
+        held = frame.f_locals.get("self")
+        call.receiver = type(held)
+        tensors = {n: self._value(v) for n, v in getattr(held, "__dict__", {}).items() if isinstance(v, torch.Tensor)}
+        call.attributes = {name: ref for name, ref in tensors.items() if isinstance(ref, NodeRef)}
 
     def _trace_lines(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
         if event == "line":

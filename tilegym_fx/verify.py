@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from .export import MODEL_ERRORS
 from .export.trace import unchanged
@@ -122,10 +122,15 @@ def _run_steps(
 
 
 def run_module(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Outputs:
-    """Every tensor that one call of any module gives."""
+    """Every tensor that one call of any module gives. The call gets copies: it may change what it is given."""
+    own_args, own_kwargs = tree_map(_copied, (tuple(args), kwargs))
     with torch.no_grad(), _evaluating(model):
-        result = model(*args, **kwargs)
+        result = model(*own_args, **own_kwargs)
     return {"call": [t.detach().cpu().double() for t in tree_leaves(result) if isinstance(t, torch.Tensor)]}
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 @contextmanager

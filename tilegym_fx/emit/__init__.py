@@ -37,6 +37,7 @@ class Written:
         line: Line of the statement that was replaced.
         column: Where in its line the replaced expression begins.
         guards: Conditions under which the call is made; empty when always.
+        part: Which call it is, where several stand in the place of one statement.
     """
 
     match: Match
@@ -47,6 +48,7 @@ class Written:
     line: int
     column: int
     guards: tuple[str, ...] = ()
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -203,5 +205,5 @@ def _written(placed: Placed) -> Written:
     made = placed.made
     return Written(
         made.match, placed.path, made.owner.cls.__name__, made.owner.name, made.view.call.code.co_filename,
-        made.last.lineno, made.anchor.col_offset, tuple(made.facts.guards),
+        made.last.lineno, made.anchor.col_offset, tuple(made.facts.guards), made.part,
     )  # fmt: skip

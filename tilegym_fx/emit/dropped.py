@@ -46,6 +46,8 @@ def _candidates(call: Call, func: ast.expr, at: View) -> Iterator[Name]:
     for base in type(call.module).__mro__ if call.module is not None else ():
         yield base.__module__, f"{base.__qualname__}.{call.code.co_name}"
         yield base.__module__, f"{base.__qualname__}.forward"
+    for base in call.receiver.__mro__ if call.receiver is not None else ():
+        yield base.__module__, f"{base.__qualname__}.{call.code.co_name}"
     yield str(at.call.globals.get("__name__")), ast.unparse(func)
     target = at.value(func)
     if isinstance(target, FunctionType):

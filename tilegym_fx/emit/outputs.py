@@ -38,6 +38,8 @@ class Replacement:
         aliases: Names bound to another name after `last`.
         facts: What the code that goes depends on.
         partial: Whether a part of what the method returns is left out, under a condition.
+        lines: The statements that stand in the place of `last`, where a call alone would not do.
+        part: Which of the kernels' calls in those is this Match's.
     """
 
     match: Match
@@ -55,6 +57,8 @@ class Replacement:
     idle: list[ast.stmt] = field(default_factory=list)
     facts: Facts = field(default_factory=Facts)
     partial: bool = False
+    lines: tuple[str, ...] = ()
+    part: int = 0
 
     @property
     def statements(self) -> list[ast.stmt]:

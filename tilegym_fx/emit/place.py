@@ -23,6 +23,7 @@ from .outcome import FinalRefusal, Refusal
 from .outputs import Outputs, Replacement
 from .owner import Owner, owner_of
 from .regions import Names, Region, outside_users, region_of, without_last_turn, writes_in_place
+from .stored import Stored
 from .values import View, view
 
 _ADDS = {torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor}
@@ -57,13 +58,24 @@ def _place(region: Region, names: Names, provenance: Provenance) -> Replacement:
         if at is None or owner is None:
             continue
         try:
-            return Placer(region, at, owner, names).replacement()
+            return _in_function(region, at, owner, names)
         except FinalRefusal:
             raise
         except Refusal as refusal:
             refusals.append(str(refusal))
     telling = [why for why in unowned if not why.endswith(_NO_METHOD) and " belongs to torch" not in why]
     raise Refusal((refusals or telling or unowned or ["no function of model code contains the whole region"])[0])
+
+
+def _in_function(region: Region, at: View, owner: Owner, names: Names) -> Replacement:
+    try:
+        return Placer(region, at, owner, names).replacement()
+    except FinalRefusal:
+        raise
+    except Refusal:
+        if all(at.provenance._origins[number].call.receiver is None for number in region.numbers):
+            raise
+        return Stored(region, at, owner, names).replacement()
 
 
 _NO_METHOD = "is no method of a module"

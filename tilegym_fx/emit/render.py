@@ -30,7 +30,7 @@ class Arm:
         arguments: The arguments of the call.
         suffix: Text right after the call.
         before, after: Text around both.
-        targets, aliases: As in `Replacement`.
+        targets, aliases, lines: As in `Replacement`.
     """
 
     guards: tuple[str, ...]
@@ -41,6 +41,7 @@ class Arm:
     after: str
     targets: tuple[str, ...] | None
     aliases: tuple[tuple[str, str], ...]
+    lines: tuple[str, ...] = ()
 
 
 @dataclass
@@ -63,7 +64,7 @@ def edit_of(made: Replacement) -> Edit:
     targets = tuple(made.targets) if made.targets is not None else None
     arm = Arm(
         tuple(made.facts.guards), made.match.definition, tuple(made.arguments), made.suffix,
-        made.before, made.after, targets, tuple(made.aliases),
+        made.before, made.after, targets, tuple(made.aliases), made.lines,
     )  # fmt: skip
     return Edit(made.last, made.anchor, tuple(made.removed), tuple(made.idle), [arm])
 
@@ -276,6 +277,8 @@ class Renderer:
 
     def _armed(self, edit: Edit, arm: Arm, column: int) -> str:
         """The replaced statement of one arm, without indentation of its own."""
+        if arm.lines:
+            return "\n".join(_broken(line, column) for line in arm.lines)
         if arm.targets is not None:
             return textwrap.dedent(" " * column + self._statement(edit, arm, column))
         start, end = self.source.span(edit.last)
@@ -284,6 +287,17 @@ class Renderer:
         lead = column + len(head.rpartition("\n")[2])
         call = self._call(edit, arm, column, lead)
         return textwrap.dedent(" " * column + head + call + self._text[last:end].decode())
+
+
+def _broken(line: str, column: int) -> str:
+    """An assignment with what is right of it on lines of its own, if it is too long for one."""
+    if column + len(line) <= WIDTH:
+        return line
+    left, _, right = line.partition(" = ")
+    call = right.endswith(")") and right.startswith("tilegym_fx.ops.")
+    head, items = (right.partition("(")[0], right.partition("(")[2][:-1]) if call else ("", right)
+    inner = "".join(f"    {item},\n" for item in items.split(", "))
+    return f"{left} = {head}(\n{inner})"
 
 
 def _items(text: str) -> list[str]:

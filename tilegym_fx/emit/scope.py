@@ -47,7 +47,12 @@ class Lifter:
     Args:
         home: The rewritten function.
         written: Names that the dropped statements of the rewritten function bind.
+
+    Attributes:
+        follows_objects: Whether methods of objects that are no modules are gone through.
     """
+
+    follows_objects = False
 
     def __init__(self, home: View, written: set[str]) -> None:
         self.home = home
@@ -161,6 +166,8 @@ class Lifter:
         return scope.at is not self.home and isinstance(value, ast.Name) and value.id == scope.extra_name
 
     def _is_method(self, base: ast.expr, at: View, scope: Scope) -> bool:
+        if self.follows_objects and at.call.receiver is not None:
+            return True
         return at.call.module is not None and scope.at.value(base) is at.call.module
 
     def _check_binding(self, scope: Scope) -> None:
