@@ -25,6 +25,9 @@ _DTYPES = {
     "int32": torch.int32,
     "complex64": torch.complex64,
 }
+_HALVES = ("bfloat16", "float16")
+#: What cosines and sines are called in every Definition that has them.
+_TABLES = ("cos", "sin")
 
 
 @cache
@@ -41,11 +44,13 @@ class Probe:
         dtype: Of what a Definition declares in 16 bits.
         wide_weights: Vectors and a bias are float32 all the same, as norm weights may be.
         equal: Axes of which one divides the other have the same size: there are no groups, or a batch of one.
+        wide_tables: Cosines and sines are float32 all the same, as a model may keep them.
     """
 
     dtype: torch.dtype
     wide_weights: bool = False
     equal: bool = False
+    wide_tables: bool = False
 
     def fake_inputs(self, definition: Definition) -> dict[str, Any]:
         """Fake tensors, and numbers that are no size and no constant that anybody writes."""
@@ -62,9 +67,10 @@ class Probe:
             return {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
 
     def _dtype(self, name: str, spec: TensorSpec) -> torch.dtype:
-        if spec.dtype not in ("bfloat16", "float16"):
+        if spec.dtype not in _HALVES:
             return _DTYPES[spec.dtype]
-        return torch.float32 if self.wide_weights and _may_be_wide(name, spec) else self.dtype
+        is_wide = (self.wide_weights and _may_be_wide(name, spec)) or (self.wide_tables and name in _TABLES)
+        return torch.float32 if is_wide else self.dtype
 
     def is_constant(self, value: Any) -> bool:
         """Whether a literal in a trace at this probe is surely part of the maths, and follows from no size or dtype."""
@@ -88,14 +94,17 @@ def _number(spec: TensorSpec, position: int) -> float:
 
 
 def probes(definition: Definition) -> Iterator[Probe]:
-    """16-bit, float32, and 16-bit with float32 norm weights; each with and without groups."""
+    """16-bit, float32, and 16-bit with float32 norm weights, each with and without groups; and with float32 tables."""
     has_weight = any(_may_be_wide(name, spec) for name, spec in definition.inputs.items())
+    has_table = any(name in _TABLES and spec.dtype in _HALVES for name, spec in definition.inputs.items())
     constraints = definition.constraints or ()
     has_groups = any((m := _DIVIDES.match(c) or _PRODUCT.match(c)) and m[2] in definition.axes for c in constraints)
     for dtype, wide in ((torch.bfloat16, False), (torch.float32, False), (torch.bfloat16, True)):
         for equal in (False, True):
             if (has_weight or not wide) and (has_groups or not equal):
                 yield Probe(dtype, wide, equal)
+    if has_table:
+        yield Probe(torch.bfloat16, wide_tables=True)
 
 
 #: Sizes are even and twice as large or more; a number up to _SMALL, or half of one, is therefore none.

@@ -163,6 +163,13 @@ class TestProbes:
         inputs = Probe(BF16, wide_weights=True).fake_inputs(definition("x: N H, w: H"))
         assert [t.dtype for t in inputs.values()] == [BF16, FP32]
 
+    def test_tables_may_be_wide_beside_narrow_heads(self) -> None:
+        what = definition("x: N H, cos: N H, sin: N H")
+        assert sum(p.wide_tables for p in probes(what)) == 1
+        inputs = Probe(BF16, wide_tables=True).fake_inputs(what)
+        assert [t.dtype for t in inputs.values()] == [BF16, FP32, FP32]
+        assert not any(p.wide_tables for p in probes(definition("x: N H, other: N H")))
+
     @pytest.mark.parametrize("name", INVENTORY.definitions)
     def test_no_size_can_be_taken_for_a_constant(self, name: str) -> None:
         what = INVENTORY.definitions[name]

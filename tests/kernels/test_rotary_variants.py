@@ -24,6 +24,7 @@ NAMES = (*PAIRED, "rotary_embedding_single", "rotary_embedding_complex")
 BROADCAST = (
     "rotary_embedding_complex", "rotary_embedding_interleaved_partial", "rotary_embedding_pairs_to_halves_shared",
 )  # fmt: skip
+ROTARY = sorted(name for name in INVENTORY.definitions if "rotary_embedding" in name)
 PARTIAL = tuple(name for name in NAMES if "partial" in name)
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 #: Heads that fill a tile and others, ragged groups of heads, single positions, few and all columns rotated.
@@ -98,6 +99,18 @@ def test_positions_may_come_before_heads(name, positions):
         for got, expected in zip(function(**other), function(**inputs), strict=True):
             assert got.is_contiguous()
             assert torch.equal(got.transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in ROTARY if "cos" in INVENTORY.definitions[name].inputs])
+def test_float32_tables_beside_narrow_heads(name):
+    """The result has the dtype of the reference's, and its numbers."""
+    inputs = case(name, torch.bfloat16, "ordinary", {"D": 64, "R": 32})
+    inputs |= {key: torch.randn(inputs[key].shape) for key in ("cos", "sin")}
+    got, expected = INVENTORY.entry_point(name)(**inputs), INVENTORY.reference(name)(**inputs)
+    pairs = zip(got, expected, strict=True) if isinstance(got, tuple) else [(got, expected)]
+    for value, right in pairs:
+        assert value.dtype == right.dtype
+        torch.testing.assert_close(value, right, rtol=1.6e-2 if "norm" in name else 1e-6, atol=1e-6)
 
 
 def test_conjugated_phases_turn_the_other_way():

@@ -128,9 +128,18 @@ def test_near_miss_says_where_the_halves_lie() -> None:
     check_pass(a_third_is_turned, rotary_inputs(2, 5), {}, left=None, refused={NAME: "is 6, not 8"})
 
 
-def test_near_miss_float32_tables_widen_q_and_k() -> None:
+def test_float32_tables_widen_q_and_k() -> None:
     q, k, *_ = rotary_inputs(2, 5)
-    check_pass(blocks.rotary, [q, k, *rotary_tables(2, 5, 16, FP32)], {}, left=None)
+    found = check_pass(blocks.rotary, [q, k, *rotary_tables(2, 5, 16, FP32)], {NAME: 1})
+    assert [value.meta["val"].dtype for value in found.chosen[0].match.outputs] == [FP32, FP32]
+
+
+def test_near_miss_float32_tables_for_q_alone() -> None:
+    def code(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+        turned, _ = blocks.rotary(q, k, cos.float(), sin.float())
+        return turned, blocks.rotary(q, k, cos, sin)[1]
+
+    check_pass(code, rotary_inputs(2, 5), {}, left=None)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,24 @@ def test_positions_before_heads(dtype: torch.dtype, dynamic: bool) -> None:
     check_pass(code, [q, k[:, :, :2], cos, sin], {NAME: 1}, dynamic=dynamic)
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_float32_tables_beside_narrow_heads(dynamic: bool) -> None:
+    """Results are float32, the columns that pass through as well."""
+    q, k, *_ = inputs_of(BATCH, LENGTH)
+    tables = inputs_of(BATCH, LENGTH, torch.float32)[2:]
+    check_pass(code, [q, k, *tables], {NAME: 1}, dynamic=dynamic)
+
+
+def test_heads_made_wide_before_are_a_place_in_float32() -> None:
+    def rounded(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+        return [turn(x.float(), cos, sin).to(x.dtype) for x in (q, k)]
+
+    q, k, *_ = inputs_of(2, 5)
+    tables = inputs_of(2, 5, torch.float32)[2:]
+    found = check_pass(rounded, [q, k, *tables], {NAME: 1}, left=None, only=[NAME])
+    assert [v.meta["val"].dtype for v in found.chosen[0].match.outputs] == [torch.float32] * 2
+
+
 def test_near_miss_odd_and_even_exchanged() -> None:
     def exchanged(q: Any, k: Any, cos: Any, sin: Any) -> Any:
         return turn(q, cos, sin, 1), turn(k, cos, sin, 1)
