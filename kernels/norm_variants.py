@@ -2,6 +2,7 @@
 
     RMSNorm    n = x / sqrt(mean(x^2) + eps)
     L2 norm    n = x / sqrt(sum(x^2) + eps)
+    L2 clip    n = x * min(limit / (sqrt(sum(x^2)) + eps), 1)
     LayerNorm  n = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps)
 
     y = n, or n * weight, in float32 and rounded once; with a gate y = (weight * n, each step rounded) * silu(gate),
@@ -29,6 +30,13 @@ def distance(tile, mean, k, whole, hidden, center):
     return from_mean(tile, mean, k, whole, hidden) if center else ct.astype(tile, ct.float32)
 
 
+def row_scale(total, divisor, eps, limit, clipped):
+    if clipped:
+        length = ct.sqrt(ct.sum(total, axis=2, keepdims=True))
+        return ct.minimum(limit / (length + eps), 1.0, propagate_nan=True)
+    return inverse_root_mean(total, divisor, eps)
+
+
 def finished(wide, scale, weight, gate, outer, inner, k, shape, fits, whole, weighted, gated, dtype):
     """Chunk k of the result, in float32."""
     norm = wide * scale
@@ -44,7 +52,7 @@ def finished(wide, scale, weight, gate, outer, inner, k, shape, fits, whole, wei
 
 @ct.kernel
 def norm_variant_kernel(
-    x, weight, gate, out, eps, CENTER: Flag, WEIGHTED: Flag, GATED: Flag,
+    x, weight, gate, out, eps, limit, CENTER: Flag, WEIGHTED: Flag, GATED: Flag, CLIPPED: Flag,
     DIVISOR: Int, HIDDEN: Int, OUTER: Int, INNER: Int, CHUNK: Int, ROWS_FIT: Flag,
 ):  # fmt: skip
     outer, inner, shape = ct.bid(0), ct.bid(1), (OUTER, INNER, CHUNK)
@@ -60,7 +68,7 @@ def norm_variant_kernel(
             mean = row_mean(total, HIDDEN)
         for k in ct.static_iter(range(ct.cdiv(HIDDEN, CHUNK))):
             spread = spread + squares(distance(row[k], mean, k, (k + 1) * CHUNK <= HIDDEN, HIDDEN, CENTER))
-        scale = inverse_root_mean(spread, DIVISOR, eps)
+        scale = row_scale(spread, DIVISOR, eps, limit, CLIPPED)
         for k in ct.static_iter(range(ct.cdiv(HIDDEN, CHUNK))):
             whole = (k + 1) * CHUNK <= HIDDEN
             fits = ROWS_FIT and whole
@@ -77,7 +85,7 @@ def norm_variant_kernel(
         for k in range(ct.cdiv(HIDDEN, CHUNK)):
             tile = get(x, outer, inner, k, shape, fits)
             spread = spread + squares(distance(tile, mean, k, whole, HIDDEN, CENTER))
-        scale = inverse_root_mean(spread, DIVISOR, eps)
+        scale = row_scale(spread, DIVISOR, eps, limit, CLIPPED)
         for k in range(ct.cdiv(HIDDEN, CHUNK)):
             wide = distance(get(x, outer, inner, k, shape, fits), mean, k, whole, HIDDEN, CENTER)
             result = finished(wide, scale, weight, gate, outer, inner, k, shape, fits, whole, WEIGHTED, GATED, x.dtype)
@@ -92,8 +100,9 @@ def _norm(
     *,
     center: bool = False,
     summed: bool = False,
+    limit: float | None = None,
 ) -> torch.Tensor:
-    """The norm that `center` (LayerNorm) and `summed` (L2, its result float32) choose."""
+    """The norm that `center` (LayerNorm), `summed` (L2, its result float32) and `limit` (L2 clip) choose."""
     out = torch.empty(x.shape, dtype=torch.float32 if summed else x.dtype, device=x.device)
     if not out.numel():
         return out
@@ -101,8 +110,8 @@ def _norm(
     (rows, *others), grid, tile = _plan(*tensors)
     gates = others[0] if others else rows  # a kernel takes no None; it does not read these then
     scales = weight if weight is not None else rows
-    flags = (center, weight is not None, gate is not None, 1 if summed else x.shape[-1])
-    launch(norm_variant_kernel, grid, (rows, scales, gates, out.view(rows.shape), eps, *flags, *tile))
+    flags = (center, weight is not None, gate is not None, limit is not None, 1 if summed else x.shape[-1])
+    launch(norm_variant_kernel, grid, (rows, scales, gates, out.view(rows.shape), eps, limit or 0.0, *flags, *tile))
     return out
 
 
@@ -141,3 +150,8 @@ def layer_norm_unweighted(hidden_states: torch.Tensor, eps: float) -> torch.Tens
 def l2_norm(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
     """Every row divided by its length, in float32; `eps` is added to the sum of squares."""
     return _norm(hidden_states, None, None, eps, summed=True)
+
+
+def l2_clip(hidden_states: torch.Tensor, threshold: float, eps: float) -> torch.Tensor:
+    """Rows longer than `threshold` scaled down to it, computed in float32 and rounded once."""
+    return _norm(hidden_states, None, None, eps, limit=threshold)

@@ -9,7 +9,7 @@ from inputs import DTYPES, INVENTORY, ROWS, make_inputs, worst
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
 from tilegym_fx.launch import recorded
 
-NAMES = ("rms_norm_unweighted", "rms_norm_gated", "layer_norm_no_bias", "l2_norm")
+NAMES = ("rms_norm_unweighted", "rms_norm_gated", "layer_norm_no_bias", "l2_norm", "l2_clip")
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 #: One block a row, several rows a block, ragged chunks, and rows that are read again.
 SIZES = ({"N": 3, "H": 2880}, {"N": 600, "H": 24}, {"N": 5, "H": 576}, {"N": 2, "H": 17000})
@@ -41,6 +41,13 @@ def test_a_large_mean_does_not_swallow_the_spread():
     torch.testing.assert_close(got, torch.nn.functional.layer_norm(x, (200,), eps=1e-6), rtol=1e-3, atol=1e-3)
 
 
+def test_rows_no_longer_than_the_threshold_keep_every_bit():
+    x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]]).bfloat16()
+    got = INVENTORY.entry_point("l2_clip")(x, 2.5, 1e-6)
+    assert torch.equal(got[1:], x[1:])
+    assert torch.equal(got[0], x[0] / 2)
+
+
 def test_no_rows_launch_nothing():
     with recorded() as launches:
         assert INVENTORY.entry_point("rms_norm_unweighted")(torch.ones(0, 8), 1e-6).shape == (0, 8)
@@ -56,5 +63,6 @@ def test_compiles_for_every_architecture(arch):
         INVENTORY.entry_point("rms_norm_gated")(x, x, weight, 1e-6)
         INVENTORY.entry_point("layer_norm_no_bias")(x, weight, 1e-6)
         INVENTORY.entry_point("l2_norm")(x, 1e-6)
-    made = launches[ARCHITECTURES.index(arch) % 4]
-    assert compile_kernel(made.kernel, made.args, arch)
+        INVENTORY.entry_point("l2_clip")(x, 5.0, 1e-6)
+    for made in launches[ARCHITECTURES.index(arch) :: 4]:
+        assert compile_kernel(made.kernel, made.args, arch)

@@ -1,4 +1,4 @@
-"""rms_norm_unweighted, rms_norm_gated, layer_norm_no_bias, l2_norm, grouped and batched linears, embedding."""
+"""Norms without a weight, with a gate or of a length, grouped and batched linears, embedding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pass_checks import BATCH, FP32, LENGTH, check_pass, everywhere, rand
 
 EPS = 1e-6
-NORMS = ("rms_norm_unweighted", "rms_norm_gated", "layer_norm_no_bias", "l2_norm")
+NORMS = ("rms_norm_unweighted", "rms_norm_gated", "layer_norm_no_bias", "l2_norm", "l2_clip")
 check = partial(check_pass, only=NORMS)
 
 
@@ -65,6 +65,23 @@ def test_near_miss_over_two_dimensions() -> None:
 
 def length(x: Any) -> Any:
     return (x * x).sum(-1, keepdim=True) + EPS
+
+
+def clipped(x: Any, *, least: float | None = None, most: float | None = 1.0, order: float = 2) -> Any:
+    wide = x.float()
+    norm = torch.linalg.vector_norm(wide, ord=order, dim=-1, keepdim=True)
+    return (wide * (4.0 / (norm + EPS)).clamp(min=least, max=most)).to(x.dtype)
+
+
+@everywhere
+def test_rows_of_a_greatest_length(dtype: torch.dtype, dynamic: bool) -> None:
+    outcome = check(clipped, [rand(BATCH, LENGTH, 48, dtype=dtype)], {"l2_clip": 1}, dynamic=dynamic)
+    assert outcome.chosen[0].match.inputs["threshold"] == 4.0
+
+
+@pytest.mark.parametrize("other", [{"most": 2.0}, {"least": 1.0, "most": None}, {"order": 1}], ids=str)
+def test_near_miss_rows_clipped_otherwise(other: dict[str, Any]) -> None:
+    check(partial(clipped, **other), [rand(5, 48)], {}, left=None)
 
 
 @everywhere

@@ -339,6 +339,13 @@ def _l2_norm(r: Rounding, name: str, hidden_states: Any, eps: float) -> Any:
     return ((value, 16 * ROUNDED32 * value.abs() + FLOOR32),)
 
 
+@exact("l2_clip")
+def _l2_clip(r: Rounding, name: str, hidden_states: Any, threshold: float, eps: float) -> Any:
+    length = hidden_states.norm(dim=-1, keepdim=True)
+    value = hidden_states * (threshold / (length + eps)).clamp(max=1)
+    return ((value, (r.relative + 16 * ROUNDED32) * value.abs() + r.step + FLOOR32),)
+
+
 @exact("rms_norm_gated")
 def _rms_norm_gated(r: Rounding, name: str, hidden_states: Any, gate: Any, weight: Any, eps: float) -> Any:
     norm, error = _rms(r, hidden_states, weight, eps, name)
