@@ -32,6 +32,17 @@ def without_repeat(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: flo
 
 
 @spelling(
+    source=(
+        "https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/whisper/modeling_whisper.py#L308-L312",
+        "https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/opt/modeling_opt.py#L148-L154",
+    )
+)
+def scaled_before(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Queries are scaled, and rounded, before their products; nothing is repeated."""
+    return F.scaled_dot_product_attention(q * scale, k, v, scale=1.0).transpose(1, 2)
+
+
+@spelling(
     source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/llama/modeling_llama.py#L180-L202"
 )
 def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:

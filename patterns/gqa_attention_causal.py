@@ -31,6 +31,17 @@ def without_repeat(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: flo
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
 
 
+@spelling(
+    source=(
+        "https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/whisper/modeling_whisper.py#L308-L312",
+        "https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/opt/modeling_opt.py#L148-L154",
+    )
+)
+def scaled_before(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Queries are scaled, and rounded, before their products; nothing is repeated."""
+    return F.scaled_dot_product_attention(q * scale, k, v, is_causal=True, scale=1.0).transpose(1, 2)
+
+
 @guard
 def heads_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:

@@ -6,6 +6,8 @@ All heads share the mask, or each query head has its own; eager code adds it, so
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -30,6 +32,17 @@ def enable_gqa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Te
 def without_repeat(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """Nothing is repeated where each query head has a key head, or all share one, which broadcasts."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
+
+
+@spelling(
+    source=(
+        "https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/whisper/modeling_whisper.py#L308-L312",
+        "https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/opt/modeling_opt.py#L148-L154",
+    )
+)
+def scaled_before(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """Queries are scaled, and rounded, before their products; nothing is repeated."""
+    return F.scaled_dot_product_attention(q * scale, k, v, attn_mask=mask, scale=1.0).transpose(1, 2)
 
 
 @spelling(
@@ -66,12 +79,21 @@ def eager_softmax_in_own_dtype(
 def heads_in_the_batch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float = 1.0
 ) -> torch.Tensor:
-    """Batches of matrices around a softmax in the dtype of q, which has been scaled before."""
-    batch, heads, length, width = q.shape
-    left, right, values = (x.reshape(batch * heads, x.shape[2], width) for x in (q, k, v))
-    scores = torch.bmm(left, right.transpose(1, 2)).view(batch, heads, length, -1) + mask
-    weights = torch.softmax(scores.view(batch * heads, length, -1), dim=-1)
-    return torch.bmm(weights, values).view(batch, heads, length, width).transpose(1, 2)
+    """Batches of matrices around a softmax in the dtype of q, which is scaled already."""
+    return _in_batches(q, k, v, lambda scores: scores + mask)
+
+
+@spelling(
+    source=(
+        "https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/trocr/modeling_trocr.py#L192-L193",
+        "https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/trocr/modeling_trocr.py#L225-L272",
+    )
+)
+def heads_in_the_batch_scaled_before(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """The same, with the factor that queries are multiplied with before."""
+    return _in_batches(q, k, v, lambda scores: scores + mask, scale)
 
 
 @spelling(
@@ -80,13 +102,37 @@ def heads_in_the_batch(
 def heads_in_the_batch_bounded(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float = 1.0
 ) -> torch.Tensor:
-    """The same, with a lower bound on the sum so that it stays finite."""
+    """With a lower bound on the sum so that it stays finite; q is scaled already."""
+    return _in_batches(q, k, v, lambda scores: _bounded(scores + mask))
+
+
+@spelling(
+    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/xglm/modeling_xglm.py#L191-L241"
+)
+def heads_in_the_batch_bounded_scaled_before(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """With a lower bound, and the factor that queries are multiplied with before."""
+    return _in_batches(q, k, v, lambda scores: _bounded(scores + mask), scale)
+
+
+def _in_batches(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    masked: Callable[[torch.Tensor], torch.Tensor],
+    scale: float | None = None,
+) -> torch.Tensor:
     batch, heads, length, width = q.shape
     left, right, values = (x.reshape(batch * heads, x.shape[2], width) for x in (q, k, v))
-    scores = torch.bmm(left, right.transpose(1, 2)).view(batch, heads, length, -1) + mask
-    scores = torch.max(scores, torch.full((), torch.finfo(scores.dtype).min, device=q.device))
+    left = left if scale is None else left * scale
+    scores = masked(torch.bmm(left, right.transpose(1, 2)).view(batch, heads, length, -1))
     weights = torch.softmax(scores.view(batch * heads, length, -1), dim=-1)
     return torch.bmm(weights, values).view(batch, heads, length, width).transpose(1, 2)
+
+
+def _bounded(scores: torch.Tensor) -> torch.Tensor:
+    return torch.max(scores, torch.full((), torch.finfo(scores.dtype).min, device=scores.device))
 
 
 @spelling(
@@ -144,7 +190,13 @@ def mask_fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
     return None
 
 
-_IN_BATCHES = ("heads_in_the_batch", "heads_in_the_batch_bounded", "added_to_zeros")
+_IN_BATCHES = (
+    "heads_in_the_batch",
+    "heads_in_the_batch_scaled_before",
+    "heads_in_the_batch_bounded",
+    "heads_in_the_batch_bounded_scaled_before",
+    "added_to_zeros",
+)
 
 
 @guard(only=("eager", "eager_without_repeat", "eager_softmax_in_own_dtype", *_IN_BATCHES))

@@ -226,6 +226,41 @@ def test_the_scale_of_attention_is_written_down() -> None:
     assert shape_of(one) != shape_of(normal(lambda q: F.scaled_dot_product_attention(q, q, q, scale=0.5), [q]))
 
 
+def test_a_factor_of_queries_stands_next_to_the_attention() -> None:
+    def early(rows: Any, k: Any) -> Any:
+        q = (rows * 0.25).view(2, 5, 4, 8).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, k, scale=1.0)
+
+    def late(rows: Any, k: Any) -> Any:
+        q = rows.view(2, 5, 4, 8).transpose(1, 2) * 0.25
+        return F.scaled_dot_product_attention(q, k, k, scale=1.0)
+
+    inputs = [rand(2, 5, 32), rand(2, 4, 5, 8)]
+    assert shape_of(normal(early, inputs)) == shape_of(normal(late, inputs))
+
+
+def _read_besides(rows: Any, k: Any) -> Any:
+    scaled = rows * 0.25
+    return F.scaled_dot_product_attention(scaled.view(2, 5, 4, 8).transpose(1, 2), k, k, scale=1.0), scaled
+
+
+def _written_between(rows: Any, k: Any) -> Any:
+    scaled = rows * 0.25
+    rows.add_(1)
+    return F.scaled_dot_product_attention(scaled.view(2, 5, 4, 8).transpose(1, 2), k, k, scale=1.0)
+
+
+def _factor_of_each_column(rows: Any, k: Any) -> Any:
+    scaled = rows * rows[:1, :1]
+    return F.scaled_dot_product_attention(scaled.view(2, 5, 4, 8).transpose(1, 2), k, k, scale=1.0)
+
+
+@pytest.mark.parametrize("code", [_read_besides, _written_between, _factor_of_each_column])
+def test_other_factors_stay_where_they_are(code: Code) -> None:
+    order = targets(normal(code, [rand(2, 5, 32), rand(2, 4, 5, 8)]))
+    assert order.index("mul.Tensor") < order.index("reshape.default")
+
+
 def test_random_calls_are_neither_merged_nor_dropped() -> None:
     graph_module = capture(lambda x: F.dropout(x, 0.5, True) + F.dropout(x, 0.5, True), [X])
     normalize(graph_module.graph)

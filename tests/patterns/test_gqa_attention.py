@@ -49,6 +49,32 @@ def test_the_scale_is_captured_or_that_of_the_width() -> None:
         assert outcome.chosen[0].match.inputs["scale"] == scale
 
 
+@pytest.mark.parametrize("name", [NAME, f"{NAME}_causal", f"{NAME}_masked"])
+@pytest.mark.parametrize("scale", [0.25, 0.3])
+def test_queries_that_are_scaled_before_they_are_viewed(scale: float, name: str) -> None:
+    def code(rows: Any, k: Any, v: Any, mask: Any) -> Any:
+        q = (rows * scale).view(2, 5, 4, 16).transpose(1, 2)
+        how = {"causal": {"is_causal": True}, "masked": {"attn_mask": mask}}.get(name.rpartition("_")[2], {})
+        return F.scaled_dot_product_attention(q, k, v, scale=1.0, **how).transpose(1, 2)
+
+    inputs = [rand(2, 5, 64), rand(2, 4, 5, 16, seed=1), rand(2, 4, 5, 16, seed=2), rand(2, 1, 5, 5)]
+    outcome = check_pass(code, inputs, {name: 1}, left=2)  # the views
+    assert outcome.chosen[0].match.inputs["scale"] == scale
+
+
+def test_near_miss_queries_that_are_scaled_and_read_besides() -> None:
+    """The factor stays in the graph, and the attention takes what it gives."""
+
+    def code(rows: Any, k: Any, v: Any) -> Any:
+        scaled = rows * 0.25
+        q = scaled.view(2, 5, 4, 16).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2), scaled
+
+    inputs = [rand(2, 5, 64), rand(2, 4, 5, 16, seed=1), rand(2, 4, 5, 16, seed=2)]
+    outcome = check_pass(code, inputs, {NAME: 1}, left=None)
+    assert outcome.chosen[0].match.inputs["scale"] == 1.0
+
+
 def test_keys_also_returned_as_a_cache_would() -> None:
     check_pass(lambda q, k, v: (blocks.attention(q, k, v), k, v), attention_inputs(2, 5), {NAME: 1})
 

@@ -85,7 +85,8 @@ def test_hit_with_an_added_mask(code: Callable[..., Any], dtype: torch.dtype, dy
 @pytest.mark.parametrize("code", [bounded, added_to_zeros])
 def test_hit_with_a_head_for_each_key_head(code: Callable[..., Any], dtype: torch.dtype, dynamic: bool) -> None:
     inputs = [*attention_inputs(BATCH, LENGTH, (4, 4), dtype), mask_of(BATCH, LENGTH, LENGTH, dtype)]
-    check_pass(code, inputs, {NAME: 1}, dynamic=dynamic, left=1 if code is bounded else 0, only=[NAME])
+    outcome = check_pass(code, inputs, {NAME: 1}, dynamic=dynamic, only=[NAME])
+    assert outcome.chosen[0].match.inputs["scale"] == 0.25
 
 
 @pytest.mark.parametrize("code", [bounded, added_to_zeros])

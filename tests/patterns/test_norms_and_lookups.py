@@ -180,6 +180,19 @@ def test_attention_with_heads_in_the_batch(length: int) -> None:
     assert outcome.chosen[0].match.inputs["scale"] == 1.0
 
 
+def test_attention_with_heads_in_the_batch_and_queries_scaled_before() -> None:
+    def code(rows: Any, k: Any, v: Any, mask: Any) -> Any:
+        q = (rows * 0.3).view(2, 5, 4, 16).transpose(1, 2)
+        left, right, values = (x.reshape(8, -1, 16) for x in (q, k, v))
+        scores = torch.bmm(left, right.transpose(1, 2)).view(2, 4, 5, 7) + mask
+        attended = torch.bmm(torch.softmax(scores.view(8, 5, 7), dim=-1), values)
+        return attended.view(2, 4, 5, 16).transpose(1, 2)
+
+    inputs = [rand(2, 5, 64), rand(2, 4, 7, 16, seed=1), rand(2, 4, 7, 16, seed=2), rand(2, 1, 5, 7)]
+    outcome = check_pass(code, inputs, {"gqa_attention_masked": 1}, left=2)  # the views
+    assert outcome.chosen[0].match.inputs["scale"] == 0.3
+
+
 def test_near_miss_heads_in_the_batch_scaled_after_the_product() -> None:
     def code(q: Any, k: Any, v: Any, mask: Any) -> Any:
         left, right, values = (x.reshape(8, -1, 16) for x in (q, k, v))

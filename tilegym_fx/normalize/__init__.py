@@ -44,6 +44,7 @@ PASSES: tuple[GraphPass, ...] = (
     arithmetic.one_scaling,
     arithmetic.drop_identities,
     arithmetic.explicit_scale,
+    arithmetic.scale_after_views,
     orders.one_inverse,
     orders.sorted_topk,
     arithmetic.one_addmm,

@@ -153,3 +153,42 @@ def explicit_scale(graph: Graph) -> int:
             node.kwargs = {**node.kwargs, "scale": width**-0.5}
             changed += 1
     return changed
+
+
+def scale_after_views(graph: Graph) -> int:
+    """A number that queries are multiplied with before they are viewed multiplies the view, next to the attention."""
+    changed = 0
+    writes: Writes | None = None
+    for node in calls(graph, {aten.scaled_dot_product_attention.default, aten.bmm.default}):
+        chain = _views_above(args_of(node)[0])
+        scaled = args_of(chain[-1])[0] if chain else None
+        if scaled is None or not _is_scaled_alone(scaled):
+            continue
+        writes = writes or Writes(graph)
+        if any(writes.touched(value) for value in (*chain, scaled, scaled.args[0])):
+            continue
+        value = scaled.args[0]
+        for view in reversed(chain):
+            args = (value, *view.args[1:])
+            value = insert(view, view.target, args, fake_call(view.target, args))
+        new = insert(node, aten.mul.Tensor, (value, scaled.args[1]), val(chain[0]), like=scaled)
+        take_over(chain[0], new)
+        changed += 1
+    return changed
+
+
+def _views_above(node: Any) -> list[Node]:
+    """The views, each read by the next alone, that lead to a value; the last first."""
+    chain = []
+    while isinstance(node, Node) and node.target in (aten.reshape.default, aten.transpose.int) and len(node.users) == 1:
+        chain.append(node)
+        node = args_of(node)[0]
+    return chain
+
+
+def _is_scaled_alone(node: Node) -> bool:
+    """Whether a value is another one of its dtype times a number, and has one reader."""
+    if node.target is not aten.mul.Tensor or len(node.users) != 1 or isinstance(node.args[1], Node):
+        return False
+    source = node.args[0]
+    return isinstance(source, Node) and val(source).dtype == val(node).dtype
