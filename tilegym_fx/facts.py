@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .normalize.casts import CAST
+from .normalize.cleanup import is_pure
 from .normalize.edit import args_of, aten, shape_key
 from .normalize.views import RESHAPES, view_nodes
 
@@ -108,3 +109,12 @@ def operations_of(graph: Graph) -> frozenset[Any]:
 def graph_facts(graph: Graph) -> dict[Node, Facts]:
     """The facts of every call in the graph."""
     return {node: facts_of(node) for node in graph.nodes if node.op == "call_function"}
+
+
+def constants_of(graph: Graph) -> frozenset[Node]:
+    """The calls that hang on no input, such as a triangle of ones: equal ones of several layers are one node."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and found.issuperset(node.all_input_nodes) and is_pure(node):
+            found.add(node)
+    return frozenset(found)

@@ -19,7 +19,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from .facts import SHAREABLE, Facts, Symbol, graph_facts
+from .facts import SHAREABLE, Facts, Symbol, constants_of, graph_facts
 from .normalize.aliasing import Writes
 from .normalize.edit import shape_key, switches_mode
 from .pattern import OPEN, Captured, Form, Pattern, specialize
@@ -54,7 +54,12 @@ class GraphIndex:
         self.by_operation: dict[Any, list[Node]] = defaultdict(list)
         for node, facts in self.facts.items():
             self.by_operation[facts.operation].append(node)
+        self.constants = {node for node in constants_of(graph) if not self.writes.touched(node)}
         self._readers: dict[Node, dict[Any, list[Node]]] = {}
+
+    def may_be_shared(self, node: Node) -> bool:
+        """Whether others may read an inner value too: beside a kernel it costs little or nothing."""
+        return node.target in SHAREABLE or node in self.constants
 
     def readers(self, value: Node, operation: Any, near: int) -> Iterator[Node]:
         """The calls of an operation that read a value, those nearest to a position first.
@@ -351,7 +356,7 @@ class Matcher:
         pattern, index = search.pattern, search.index
         region = sorted(search.taken, key=index.position.__getitem__)
         outputs = tuple(search.bound[o] for o in pattern.outputs)
-        shared = _shared(region, outputs)
+        shared = _shared(region, outputs, index)
         nodes = tuple(n for n in region if n not in shared)
         _require_convex(nodes, index)
         _require_one_mode(region, index)
@@ -473,31 +478,32 @@ def _rarest(pattern: Pattern, index: GraphIndex) -> Node | None:
     need = Counter(p.facts.operation for p in pattern.nodes.values())
     if any(len(index.by_operation.get(operation, ())) < count for operation, count in need.items()):
         return None
-    own = [n for n, p in pattern.nodes.items() if n.target not in SHAREABLE] or list(pattern.nodes)
+    shared = constants_of(pattern.graph)
+    own = [n for n in pattern.nodes if n.target not in SHAREABLE and n not in shared] or list(pattern.nodes)
     return min(own, key=lambda n: len(index.by_operation[pattern.nodes[n].facts.operation]))
 
 
-def _shared(region: Sequence[Node], outputs: Sequence[Node]) -> list[Node]:
-    """Inner nodes that others read too: views and casts may stay beside the kernel, anything else refuses."""
+def _shared(region: Sequence[Node], outputs: Sequence[Node], index: GraphIndex) -> list[Node]:
+    """Inner nodes that others read too: views, casts and constants may stay beside the kernel, others may not."""
     inside = set(region)
     shared = []
     for node in region:
         if node in outputs or all(u in inside for u in node.users):
             continue
-        if node.target not in SHAREABLE:
+        if not index.may_be_shared(node):
             reader = next(u for u in node.users if u not in inside)
             raise _Mismatch(_say("the inner value {} is also read by {}", node, _name(reader)), [node])
         shared.append(node)
-    return _with_sources(shared, inside)
+    return _with_sources(shared, inside, index)
 
 
-def _with_sources(shared: list[Node], inside: set[Node]) -> list[Node]:
+def _with_sources(shared: list[Node], inside: set[Node], index: GraphIndex) -> list[Node]:
     """What stays needs what it reads to stay."""
     stay = list(shared)
     for node in stay:
         for source in node.all_input_nodes:
             if source in inside and source not in stay:
-                if source.target not in SHAREABLE:
+                if not index.may_be_shared(source):
                     reader = next((u for u in node.users if u not in inside), node)
                     raise _Mismatch(_say("the inner value {} is also read by {}", node, _name(reader)), [node])
                 stay.append(source)

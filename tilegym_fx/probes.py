@@ -45,16 +45,18 @@ class Probe:
         wide_weights: Vectors and a bias are float32 all the same, as norm weights may be.
         equal: Axes of which one divides the other have the same size: there are no groups, or a batch of one.
         wide_tables: Cosines and sines are float32 all the same, as a model may keep them.
+        case: Which part of a constraint `A or B` holds, counted from 0.
     """
 
     dtype: torch.dtype
     wide_weights: bool = False
     equal: bool = False
     wide_tables: bool = False
+    case: int = 0
 
     def fake_inputs(self, definition: Definition) -> dict[str, Any]:
         """Fake tensors, and numbers that are no size and no constant that anybody writes."""
-        axes = probe_axes(definition, equal=self.equal)
+        axes = probe_axes(definition, equal=self.equal, case=self.case)
         inputs: dict[str, Any] = {}
         for position, (name, spec) in enumerate(definition.inputs.items()):
             if spec.shape is None:
@@ -94,15 +96,17 @@ def _number(spec: TensorSpec, position: int) -> float:
 
 
 def probes(definition: Definition) -> Iterator[Probe]:
-    """16-bit, float32, and 16-bit with float32 norm weights, each with and without groups; and with float32 tables."""
+    """16-bit and float32 in every case, 16-bit with float32 norm weights, each with and without groups; and with
+    float32 tables."""
     has_weight = any(_may_be_wide(name, spec) for name, spec in definition.inputs.items())
     has_table = any(name in _TABLES and spec.dtype in _HALVES for name, spec in definition.inputs.items())
     constraints = definition.constraints or ()
     has_groups = any((m := _DIVIDES.match(c) or _PRODUCT.match(c)) and m[2] in definition.axes for c in constraints)
+    cases = max((len(c.split(_OR)) for c in constraints), default=1)
     for dtype, wide in ((torch.bfloat16, False), (torch.float32, False), (torch.bfloat16, True)):
         for equal in (False, True):
             if (has_weight or not wide) and (has_groups or not equal):
-                yield Probe(dtype, wide, equal)
+                yield from (Probe(dtype, wide, equal, case=case) for case in range(1 if wide or equal else cases))
     if has_table:
         yield Probe(torch.bfloat16, wide_tables=True)
 
@@ -110,18 +114,22 @@ def probes(definition: Definition) -> Iterator[Probe]:
 #: Sizes are even and twice as large or more; a number up to _SMALL, or half of one, is therefore none.
 _SEED, _SMALL = 17, 8
 _TO_THE_END = 2**63 - 1
+_OR = " or "
 _SUM = re.compile(r"^(\w+) == (\w+) \+ (\w+)$")
 _EQUALS = re.compile(r"^(\w+) == (?:(\d+) \* )?(\w+)$")
 _PRODUCT = re.compile(r"^(\w+) == (\w+) \* (\w+)$")
 _DIVIDES = re.compile(r"^(\w+) % (\w+) == 0$")
+#: How an axis may stand to a whole number that is an input; a path through the reference may hang on it.
+_TO_NUMBER = re.compile(r"^(\w+)(?: % (\w+) (==|!=) 0| (==|<) (\w+))$")
 
 
-def probe_axes(definition: Definition, *, equal: bool = False) -> dict[str, int]:
-    """Distinct even sizes for the axes of a Definition that satisfy its constraints.
+def probe_axes(definition: Definition, *, equal: bool = False, case: int = 0) -> dict[str, int]:
+    """Distinct sizes for the axes of a Definition that satisfy its constraints; even where they are free.
 
     Args:
         definition: Whose axes.
         equal: Satisfy ``A % B == 0`` by ``A == B`` instead of a multiple, and ``A == B * C`` by ``A == C``.
+        case: Which part of a constraint ``A or B`` to satisfy.
 
     Raises:
         PatternError: If a constraint has a form that is not understood.
@@ -130,9 +138,12 @@ def probe_axes(definition: Definition, *, equal: bool = False) -> dict[str, int]
     for position, (name, axis) in enumerate(definition.axes.items()):
         axes[name] = axis.value if axis.type == "const" else 2 * (_SEED + (_SEED + 2) * position)
     scalars = {name: _number(spec, i) for i, (name, spec) in enumerate(definition.inputs.items()) if spec.shape is None}
-    for constraint in definition.constraints or ():
-        if (match := _DIVIDES.match(constraint)) and match[2] in scalars:
-            axes[match[1]] = 2 * _SEED * int(scalars[match[2]])
+    for text in definition.constraints or ():
+        constraint = text.split(_OR)[min(case, text.count(_OR))]
+        match = _TO_NUMBER.match(constraint)
+        number = scalars.get(match[2] or match[5]) if match and (match[2] or constraint != text) else None
+        if match and number is not None:
+            axes[match[1]] = _beside(int(number), match[3] or match[4], divided=match[2] is not None)
         elif scalars.keys() & set(re.findall(r"\w+", constraint)):
             continue  # it limits what a call may give, not the sizes of the inputs
         elif match := _EQUALS.match(constraint):
@@ -147,7 +158,17 @@ def probe_axes(definition: Definition, *, equal: bool = False) -> dict[str, int]
             axes[match[1]] = divisor * (1 if equal and match[2] in axes else _SEED)
         else:
             raise PatternError(
-                f"definition {definition.name}: constraint {constraint!r} has a form that is not understood",
+                f"definition {definition.name}: constraint {text!r} has a form that is not understood",
                 advice="Write `A == n * B`, `A == B * C`, `A == B + C` or `A % B == 0`",
             )
     return axes
+
+
+def _beside(number: int, relation: str, *, divided: bool) -> int:
+    """A size that stands in a relation to a number: a multiple of it or none, the number itself, or less.
+
+    What is left to the next multiple is no small number, nor are there few multiples below the size.
+    """
+    if divided:
+        return 2 * _SEED * number + (number // 2 if relation == "!=" else 0)
+    return number if relation == "==" else number - _SMALL - 1

@@ -96,6 +96,17 @@ SAME: dict[str, tuple[Code, ...]] = {
         lambda x: x.permute(1, 0),
         lambda x: x.swapaxes(-1, 0),
     ),
+    "order of dimensions": (
+        lambda x: x[None, None].permute(0, 3, 1, 2).sin(),
+        lambda x: x[None, None].permute(0, -1, 1, -2).sin(),
+    ),
+    "padding": (
+        lambda x: F.pad(x, (1, 2)),
+        lambda x: F.pad(x, (1, 2), mode="constant", value=0),
+        lambda x: F.pad(x, (1, 2), value=0.0),
+        lambda x: torch.constant_pad_nd(x, (1, 2)),
+        lambda x: F.pad(F.pad(x, (0, 0, 0, 0)), (1, 2)),
+    ),
     "no transpose": (torch.sin, lambda x: x.t().transpose(0, 1).sin()),
     "reshape": (
         lambda x: x.reshape(2, 12).sin(),
@@ -153,6 +164,10 @@ def test_one_form(name: str) -> None:
         (lambda x: torch.rsub(x, x, alpha=3), lambda x: x - x),
         (lambda x: x.square(), lambda x: x.float().square().to(BF16)),
         (lambda x: x.sin(), lambda x: x.detach().sin()),
+        (lambda x: F.pad(x, (1, 2)), lambda x: F.pad(x, (1, 2), value=1)),
+        (lambda x: F.pad(x, (1, 2)), lambda x: F.pad(x, (1, 2), mode="reflect")),
+        (lambda x: F.pad(x, (1, 2)), lambda x: F.pad(x, (2, 1))),
+        (lambda x: x[None].permute(0, 2, 1), lambda x: x[None].permute(1, 2, 0)),
     ],
 )
 def test_what_differs_stays_apart(one: Code, two: Code) -> None:

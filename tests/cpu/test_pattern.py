@@ -159,6 +159,18 @@ class TestProbes:
         assert sum(p.wide_weights for p in probes(definition("x: N H, w: H"))) == 1
         assert sum(p.equal for p in probes(definition("x: A B", constraints=["A % B == 0"]))) == 2
 
+    def test_every_case_of_a_constraint_is_tried(self) -> None:
+        what = INVENTORY.definitions["mamba2_scan"]
+        cases = {p.case for p in probes(what) if p.dtype == BF16}
+        n = Probe(BF16).fake_inputs(what)["chunk_size"]
+        lengths = [probe_axes(what, case=case)["L"] for case in sorted(cases)]
+        assert [(length % n == 0, length > n, length == n) for length in lengths] == [
+            (True, True, False), (False, True, False), (True, False, True), (False, False, False),
+        ]  # fmt: skip
+        assert not any(
+            Probe(BF16).is_constant(number) for s in lengths for number in (-s % n or s, s // n if s > n else s)
+        )
+
     def test_wide_weights_are_vectors_alone(self) -> None:
         inputs = Probe(BF16, wide_weights=True).fake_inputs(definition("x: N H, w: H"))
         assert [t.dtype for t in inputs.values()] == [BF16, FP32]

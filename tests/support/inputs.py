@@ -41,6 +41,10 @@ SIZES = {
     "X": 12,
     "J": 4,
     "W": 5,
+    "Hs": 6,
+    "Gs": 2,
+    "Ps": 5,
+    "Ns": 12,
 }
 HEADS: tuple[dict[str, int], ...] = ({}, {"Hk": 6}, {"Hk": 1}, {"S": 1, "T": 13, "B": 1})
 #: Definitions whose results have a dtype of their own.
@@ -54,6 +58,7 @@ OUTPUT_DTYPES = {
     "router_softmax_topk_fp32": torch.float32, "router_softmax_topk_norm_fp32": torch.float32,
     "rotary_table": torch.bfloat16, "rotary_table_fp32": torch.float32,
     "rotary_table_half_width": torch.bfloat16, "rotary_table_scaled": torch.bfloat16,
+    "mamba2_scan": torch.float32, "mamba2_step": torch.float32,
 }  # fmt: skip
 #: Definitions whose operands have 16 bits: with float32 ones they are another.
 NARROW = frozenset({"linear_fp32", "linear_fp32_weight"})
@@ -68,6 +73,9 @@ SCALARS = {
     "padding_idx": -1,
     "past": 6,
     "count": 5,
+    "chunk_size": 7,
+    "least": 0.001,
+    "most": 3.0,
 }
 #: The axis that an integer input indexes.
 INDEXED = {"top_k_index": "E", "positions": "P", "ends": "N", "ids": "V"}
@@ -92,7 +100,7 @@ def make_inputs(
     random = torch.Generator(torch.get_default_device()).manual_seed(
         zlib.crc32(f"{name} {dtype} {rows} {weights} {sizes}".encode())
     )
-    amount = min(ROWS[rows], 4.0) if definition.op_type in ("gqa", "moe") else ROWS[rows]
+    amount = min(ROWS[rows], 4.0) if definition.op_type in ("gqa", "moe", "ssm") else ROWS[rows]
     inputs: dict[str, Any] = {}
     for key, spec in definition.inputs.items():
         if spec.shape is None:
@@ -125,6 +133,8 @@ def make_inputs(
         elif key in ("weight", "bias"):
             value *= WEIGHTS[weights]
             value.view(-1)[::3] *= weights != "near zero"
+        elif key == "A":  # states fade
+            value = -value.abs()
         elif key == "logits":  # no two alike, and none so large that softmax saturates
             value = value.argsort(-1).double() / 8
         elif key == "frequencies":

@@ -26,6 +26,7 @@ PASSES: tuple[GraphPass, ...] = (
     inplace.drop_needless_writes,
     assembly.one_cat,
     cleanup.drop_copies,
+    cleanup.plain_pads,
     arithmetic.tensor_overloads,
     arithmetic.number_last,
     arithmetic.split_rsub,

@@ -24,6 +24,7 @@ _COPIES = {
     aten.lift_fresh_copy.default,
     aten.detach.default,
 }
+_PADS = {aten.pad.default, aten.constant_pad_nd.default}
 _DROPOUTS = {aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default}
 _RANDOM = {"dropout", "rand", "randn", "randint", "bernoulli", "multinomial", "normal", "uniform", "rrelu"}
 
@@ -133,6 +134,26 @@ def _may_go(node: Node, source: Node, writes: Writes) -> bool:
     return writes.may_stand_for(source, node)
 
 
+def plain_pads(graph: Graph) -> int:
+    """Padding with 0 needs no value, and padding by nothing is a copy."""
+    writes = Writes(graph)
+    changed = 0
+    for node in calls(graph, _PADS):
+        source, sizes, *how = node.args
+        if isinstance(source, Node) and isinstance(sizes, list | tuple) and not any(map(_is_more, sizes)):
+            if _may_go(node, source, writes):
+                take_over(node, source)
+                changed += 1
+        elif how in (["constant", 0], [0]) or (node.target is aten.constant_pad_nd.default and not how):
+            node.target, node.args = aten.pad.default, (source, sizes)
+            changed += 1
+    return changed
+
+
+def _is_more(size: Any) -> bool:
+    return not isinstance(size, int) or size != 0
+
+
 def drop_dropout(graph: Graph) -> int:
     """Remove dropout with p = 0 or outside training."""
     changed = 0
@@ -163,13 +184,14 @@ def merge_duplicates(graph: Graph) -> int:
 
 
 def _value_key(node: Node, writes: Writes) -> Any:
-    if node.op != "call_function" or not _is_pure(node) or writes.touched(node):
+    if node.op != "call_function" or not is_pure(node) or writes.touched(node):
         return None
     epochs = tuple(writes.epoch(a, node) for a in node.all_input_nodes) if writes else ()
     return (node.target, _frozen(node.args), _frozen(tuple(sorted(node.kwargs.items()))), epochs)
 
 
-def _is_pure(node: Node) -> bool:
+def is_pure(node: Node) -> bool:
+    """Whether a call gives the same value each time and does nothing else."""
     if node.target is operator.getitem:
         return True
     schema = getattr(node.target, "_schema", None)
@@ -193,6 +215,6 @@ def drop_dead(graph: Graph) -> int:
     """Remove pure calls that nobody reads."""
     before = len(graph.nodes)
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and _is_pure(node):
+        if node.op == "call_function" and not node.users and is_pure(node):
             graph.erase_node(node)
     return before - len(graph.nodes)

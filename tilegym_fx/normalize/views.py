@@ -46,11 +46,11 @@ _SPLITS = {
     aten.unsafe_split.Tensor,
 }
 _SIZED = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
-_DIM_NAMES = {"dim", "dim0", "dim1"}
+_DIM_NAMES = {"dim", "dim0", "dim1", "dims"}
 
 
 def dims_from_end(graph: Graph) -> int:
-    """Count every ``dim`` argument from the end, so that leading dimensions do not matter."""
+    """Count every ``dim`` and ``dims`` argument from the end, so that leading dimensions do not matter."""
     changed = 0
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)

@@ -1,0 +1,17 @@
+"""Before: the states in the model's dtype times C expanded to all heads, as a bmm; plus x times D.
+After:  one mamba2_readout.
+Applies to one position.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tilegym_fx.spelling import guard
+
+
+@guard
+def there_is_one_position(state: torch.Tensor, x: torch.Tensor, C: torch.Tensor, D: torch.Tensor) -> str | None:
+    if tuple(D.shape) != (state.shape[1],):
+        return f"D is {list(D.shape)}, not one value for each of the {state.shape[1]} heads"
+    return None
