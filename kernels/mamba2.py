@@ -1,6 +1,6 @@
 """Mamba2's states over a prompt, over one position, and what is read from them, in cuTile.
 
-    s[t] = exp(A * dt[t]) * s[t - 1] + dt[t] * x[t] * B[t]        y[t] = C[t] . s[t] + D * x[t]
+    s[t] = exp(A * dt[t]) * s[t - 1] + dt[t] * x[t] * B[t]        y[t] = C[t] . s[t] + D * x[t]        A = -exp(A_log)
 
 s has a row of states for each column of a head; B and C are shared by the heads of a group.
 
@@ -92,7 +92,7 @@ def mamba2_scan_kernel(
 ):  # fmt: skip
     batch, head, part = ct.bid(2), ct.bid(1), ct.bid(0)
     group, length = head // SHARED, x.shape[1]
-    rate = ct.astype(ct.gather(decay, head), ct.float32)
+    rate = -ct.exp(ct.astype(ct.gather(decay, head), ct.float32))
     share = ct.astype(ct.gather(skip, head), ct.float32)
     own_bias = ct.gather(bias, head)
     row, column = ct.reshape(ct.arange(ROWS, dtype=ct.int32), (ROWS, 1)), ct.arange(ROWS, dtype=ct.int32)
@@ -131,7 +131,7 @@ def mamba2_step_kernel(
 ):  # fmt: skip
     batch, head, part = ct.bid(2), ct.bid(1), ct.bid(0)
     step = step_of(ct.gather(dt, (batch, head)), ct.gather(bias, head), dt.dtype)
-    fading = ct.exp(step * ct.astype(ct.gather(decay, head), ct.float32))
+    fading = ct.exp(-step * ct.exp(ct.astype(ct.gather(decay, head), ct.float32)))
     held = ct.load(state, (batch, head, part, 0), shape=(1, 1, COLUMNS, STATES), padding_mode=ZERO)
     values = ct.load(x, (batch, head, part), shape=(1, 1, COLUMNS), padding_mode=ZERO)
     into = ct.load(inward, (batch, head // SHARED, 0), shape=(1, 1, STATES), padding_mode=ZERO)
@@ -162,7 +162,7 @@ def _columns(width: int, states: int, held: int) -> int:
 
 
 def mamba2_scan(
-    x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, D: torch.Tensor,
+    x: torch.Tensor, dt: torch.Tensor, A_log: torch.Tensor, B: torch.Tensor, C: torch.Tensor, D: torch.Tensor,
     dt_bias: torch.Tensor, chunk_size: int, least: float, most: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Mamba2 over a whole prompt from states of zero.
@@ -170,7 +170,7 @@ def mamba2_scan(
     Args:
         x: [B, L, H, P], any strides, float32, float16 or bfloat16.
         dt: [B, L, H], the steps before their bias and softplus.
-        A: [H], negative.
+        A_log: [H].
         B: [B, L, G, N], H a multiple of G.
         C: The same shape.
         D: [H].
@@ -192,7 +192,7 @@ def mamba2_scan(
     columns = _columns(width, tile, HELD)
     grid = (-(-width // columns), heads, batch)
     sizes = (heads // groups, ROWS, columns, tile)
-    launch(mamba2_scan_kernel, grid, (x, dt, A, B, C, D, dt_bias, out, state, least, most, *sizes))
+    launch(mamba2_scan_kernel, grid, (x, dt, A_log, B, C, D, dt_bias, out, state, least, most, *sizes))
     return out, state
 
 
@@ -205,7 +205,7 @@ def _at_one_position(state: torch.Tensor, shared: torch.Tensor) -> tuple[tuple[i
 
 
 def mamba2_step(
-    state: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, dt_bias: torch.Tensor
+    state: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, A_log: torch.Tensor, B: torch.Tensor, dt_bias: torch.Tensor
 ) -> torch.Tensor:
     """The states one position later.
 
@@ -213,7 +213,7 @@ def mamba2_step(
         state: [B, H, P, N], any strides.
         x: [B, H, P] or another shape with these elements, float32, float16 or bfloat16.
         dt: [B, 1, H], the step before its bias and softplus.
-        A: [H], negative.
+        A_log: [H].
         B: [B, G, N] or another shape with these elements.
         dt_bias: [H].
     """
@@ -222,7 +222,7 @@ def mamba2_step(
     if out.numel():
         inward = B.reshape(batch, -1, states)
         grid, sizes = _at_one_position(state, inward)
-        args = (state, x.reshape(batch, heads, width), dt.select(1, 0), A, inward, dt_bias, out)
+        args = (state, x.reshape(batch, heads, width), dt.select(1, 0), A_log, inward, dt_bias, out)
         launch(mamba2_step_kernel, grid, (*args, *sizes))
     return out
 

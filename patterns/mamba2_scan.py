@@ -13,11 +13,11 @@ from tilegym_fx.spelling import guard
 
 @guard
 def shapes_fit(
-    x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, D: torch.Tensor,
+    x: torch.Tensor, dt: torch.Tensor, A_log: torch.Tensor, B: torch.Tensor, C: torch.Tensor, D: torch.Tensor,
     dt_bias: torch.Tensor, chunk_size: int, least: float, most: float,
 ) -> str | None:  # fmt: skip
     heads = x.shape[2]
-    for name, vector in (("A", A), ("D", D), ("dt_bias", dt_bias)):
+    for name, vector in (("A_log", A_log), ("D", D), ("dt_bias", dt_bias)):
         if tuple(vector.shape) != (heads,):
             return f"{name} is {list(vector.shape)}, not one value for each of the {heads} heads"
     if not x.dtype == B.dtype == C.dtype:

@@ -49,7 +49,7 @@ def test_a_step_continues_a_prompt():
     _, before = INVENTORY.entry_point("mamba2_scan")(**cut)
     last = {k: inputs[k][:, -1:] for k in ("x", "dt", "B", "C")}
     after = INVENTORY.entry_point("mamba2_step")(
-        before, last["x"], last["dt"], inputs["A"], last["B"], inputs["dt_bias"]
+        before, last["x"], last["dt"], inputs["A_log"], last["B"], inputs["dt_bias"]
     )
     torch.testing.assert_close(after, state, rtol=1e-4, atol=1e-5)
     read = INVENTORY.entry_point("mamba2_readout")(after, last["x"], last["C"], inputs["D"])

@@ -545,14 +545,14 @@ def _mamba2_steps(r: Rounding, dt: Any, bias: Any) -> tuple[Any, Any]:
 
 @exact("mamba2_scan")
 def _mamba2_scan(
-    r: Rounding, name: str, x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, dt_bias: Any, least: float, most: float,
-    **_: Any,
+    r: Rounding, name: str, x: Any, dt: Any, A_log: Any, B: Any, C: Any, D: Any, dt_bias: Any,
+    least: float, most: float, **_: Any,
 ) -> Any:  # fmt: skip
     """Every earlier input faded by what has passed since; the exponent is off by what the sum of the steps is off."""
     length, heads = x.shape[1], x.shape[2]
     B, C = (y.repeat_interleave(heads // y.shape[2], 2) for y in (B, C))
     step, error = _mamba2_steps(r, dt, dt_bias)
-    step, error = step.clamp(least, most), error + r.relative * step
+    step, error, A = step.clamp(least, most), error + r.relative * step, -A_log.exp()
     past, off = (A * step).cumsum(1), (A.abs() * error).cumsum(1)
     off = off + (length + 8) * ROUNDED32 * past.abs().amax(1, keepdim=True)
     seen = torch.ones(length, length, dtype=torch.bool).tril()[..., None]
@@ -576,8 +576,9 @@ def _mamba2_scan(
 
 
 @exact("mamba2_step")
-def _mamba2_step(r: Rounding, name: str, state: Any, x: Any, dt: Any, A: Any, B: Any, dt_bias: Any) -> Any:
+def _mamba2_step(r: Rounding, name: str, state: Any, x: Any, dt: Any, A_log: Any, B: Any, dt_bias: Any) -> Any:
     step, error = (y.transpose(1, 2)[..., None] for y in _mamba2_steps(r, dt, dt_bias))
+    A = -A_log.exp()
     B = B.repeat_interleave(x.shape[1] // B.shape[1], 1)[:, :, None]
     fading = (step * A[:, None, None]).exp()
     wrong = fading * torch.expm1(A.abs()[:, None, None] * error + 8 * ROUNDED32 * (1 + step * A.abs()[:, None, None]))
@@ -596,3 +597,11 @@ def _mamba2_readout(r: Rounding, name: str, state: Any, x: Any, C: Any, D: Any) 
     value = read + share
     rounded = r.relative * (1.02 * size + read.abs() + share.abs() + value.abs())
     return ((value, rounded + 2 * state.shape[-1] * ROUNDED32 * size + r.step * (3 + C.abs().sum(-1))),)
+
+
+@exact("gated_rms_norm", "gated_rms_norm_fp32")
+def _gated_rms_norm(r: Rounding, name: str, hidden_states: Any, gate: Any, weight: Any, eps: float, groups: int) -> Any:
+    opened = (hidden_states * gate * torch.sigmoid(gate)).unflatten(-1, (groups, -1))
+    value = (opened * (opened.square().mean(-1, keepdim=True) + eps).rsqrt()).flatten(-2) * weight
+    roundings = 1 if "fp32" in name else 2
+    return ((value, (roundings * r.relative + 32 * ROUNDED32) * value.abs() + r.step * (1 + weight.abs()) + FLOOR32),)

@@ -133,8 +133,6 @@ def make_inputs(
         elif key in ("weight", "bias"):
             value *= WEIGHTS[weights]
             value.view(-1)[::3] *= weights != "near zero"
-        elif key == "A":  # states fade
-            value = -value.abs()
         elif key == "logits":  # no two alike, and none so large that softmax saturates
             value = value.argsort(-1).double() / 8
         elif key == "frequencies":

@@ -1,0 +1,22 @@
+"""Before: x32 * silu(gate32), in groups of columns times rsqrt(mean of squares + eps), times the weight.
+After:  one gated_rms_norm.
+Applies to [batch, length, hidden] and groups of up to 16384 columns; the gate has the shape of what is normalised.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tilegym_fx.spelling import guard, not_a_row_of, unequal
+
+#: A block of the kernel holds a whole group.
+WIDEST = 16384
+
+
+@guard
+def shapes_fit(
+    hidden_states: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, groups: int
+) -> str | None:
+    if hidden_states.shape[-1] > WIDEST * groups:
+        return f"a group has {hidden_states.shape[-1] // groups} columns, and the kernel holds {WIDEST} at most"
+    return not_a_row_of(hidden_states, weight=weight) or unequal(hidden_states=hidden_states, gate=gate)
