@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import exact_moe  # noqa: F401  registers what it holds
+import exact_states  # noqa: F401  registers what it holds
 import torch
 from exact import EXACT, Rounding
 
