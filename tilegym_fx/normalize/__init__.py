@@ -29,6 +29,7 @@ PASSES: tuple[GraphPass, ...] = (
     cleanup.plain_pads,
     arithmetic.tensor_overloads,
     arithmetic.number_last,
+    arithmetic.shifted_arange,
     arithmetic.split_rsub,
     casts.one_cast,
     casts.explicit_promotion,  # after one_cast: it must see which casts are real

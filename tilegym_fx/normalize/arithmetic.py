@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from .aliasing import Writes
@@ -152,6 +153,25 @@ def explicit_scale(graph: Graph) -> int:
         if node.kwargs.get("scale") is None and isinstance(width, int):
             node.kwargs = {**node.kwargs, "scale": width**-0.5}
             changed += 1
+    return changed
+
+
+def shifted_arange(graph: Graph) -> int:
+    """Whole numbers counted from zero, plus one, are counted from that one: positions behind a cache."""
+    changed = 0
+    for node in calls(graph, {aten.add.Tensor}):
+        counted, number = (*node.args, None)[:2]
+        if node.kwargs or type(number) is not int or not isinstance(counted, Node) or len(counted.users) != 1:
+            continue
+        if counted.target not in (aten.arange.default, aten.arange.start) or val(counted).dtype != torch.int64:
+            continue
+        start, end = (0, *counted.args)[-2:]
+        if type(start) is not int or type(end) is not int:
+            continue
+        new = insert(counted, aten.arange.start, (start + number, end + number), val(node))
+        new.kwargs = dict(counted.kwargs)
+        take_over(node, new)
+        changed += 1
     return changed
 
 
