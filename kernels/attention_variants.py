@@ -259,6 +259,34 @@ def biased_attention_masked(
     return _attention(q, k, v, mask, scale, bias=by_head, kind=kind, fill=torch.finfo(q.dtype).min)
 
 
+def biased_attention_filled(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    mask: torch.Tensor,
+    divisor: float,
+    fill: float,
+    hides: int,
+) -> torch.Tensor:
+    """Attention whose scores a mask sets to a number, and to which a bias is then added.
+
+    Arguments as for `sink_attention_masked`, but for these.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        bias: [1 or B, 1 or Hq, 1 or S, T], float.
+        mask: [1 or B, 1, 1 or S, T], boolean.
+        divisor: Of the products.
+        fill: The number; minus infinity leaves a query without keys 0.
+        hides: What stands in the mask where the number goes.
+    """
+    kind = HIDES if hides else KEEPS
+    return _attention(q, k, v, mask, 1.0 / divisor, bias=bias, bias_last=True, kind=kind, fill=fill)
+
+
 def _attention(
     q: torch.Tensor,
     k: torch.Tensor,

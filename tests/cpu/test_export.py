@@ -467,3 +467,16 @@ class TestSites:
         module.forward = lambda x: module["inner"](x)  # type: ignore[method-assign]
         torch.compile(copy.copy(module["inner"]), backend=backend)(torch.randn(1, 4))
         assert [(site.module_path, site.module_class) for site in sites] == [("0", "Linear")]
+
+
+def test_a_number_that_is_made_a_tensor_on_meta_is_known_in_the_graph() -> None:
+    class Filled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            least = torch.tensor(-3.5, dtype=x.dtype, device=x.device)
+            return torch.where(x > 0, x, least) * torch.tensor([1.0, 2.0], device=x.device)
+
+    make = torch.tensor
+    graph = export_module(Filled(), (torch.empty(3, 2, device="meta"),)).graph_module.graph
+    fills = [node.args[1] for node in graph.nodes if node.target is aten.full.default]
+    assert fills == [-3.5]
+    assert torch.tensor is make

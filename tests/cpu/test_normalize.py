@@ -113,6 +113,16 @@ SAME: dict[str, tuple[Code, ...]] = {
         lambda x: torch.constant_pad_nd(x, (1, 2)),
         lambda x: F.pad(F.pad(x, (0, 0, 0, 0)), (1, 2)),
     ),
+    "two transposes": (
+        lambda x: x.view(2, 2, 6).transpose(0, 1).transpose(-1, -2),
+        lambda x: x.view(2, 2, 6).permute(1, 2, 0),
+    ),
+    "numbers that are filled in": (
+        lambda x: torch.where(x > 1, x, 0.5).masked_fill(x == 2, 0.25),
+        lambda x: torch.where(x > 1, x, torch.full((), 0.5, dtype=x.dtype)).masked_fill(
+            x == 2, torch.scalar_tensor(0.25)
+        ),
+    ),
     "no transpose": (torch.sin, lambda x: x.t().transpose(0, 1).sin()),
     "reshape": (
         lambda x: x.reshape(2, 12).sin(),
@@ -166,6 +176,9 @@ def test_one_form(name: str) -> None:
         (lambda x: x.softmax(0), lambda x: x.softmax(1)),
         (lambda x: x[:, :2], lambda x: x[:, 1:3]),
         (lambda x: x.mean(-1), lambda x: x.mean(-1, keepdim=True)),
+        (lambda x: x.view(2, 2, 6).permute(1, 2, 0), lambda x: x.view(2, 2, 6).permute(2, 0, 1)),
+        (lambda x: torch.where(x > 1, x, 0.5), lambda x: torch.where(x > 1, x, torch.full((1,), 0.5, dtype=FP32))),
+        (lambda x: torch.where(x > 1, x, 0.5), lambda x: torch.where(x > 1, torch.full((), 0.5, dtype=BF16), x)),
         (lambda x: F.gelu(x), lambda x: F.gelu(x, approximate="tanh")),
         (lambda x: x * True, lambda x: x * 1.5),
         (lambda x: x.reshape(2, 12), lambda x: x.reshape(12, 2)),

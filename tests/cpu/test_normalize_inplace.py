@@ -36,7 +36,15 @@ def divided_by_its_own_sum(x: Any, y: Any) -> Any:
     return values
 
 
-@pytest.mark.parametrize("code", [bias_added_to_a_product, divided_by_its_own_sum])
+def added_in_the_shape_of_what_is_written(x: Any, y: Any) -> Any:
+    out = x @ y
+    out.add_(y[:1].expand_as(out))
+    return out * 2
+
+
+@pytest.mark.parametrize(
+    "code", [bias_added_to_a_product, divided_by_its_own_sum, added_in_the_shape_of_what_is_written]
+)
 def test_a_new_value_is_not_written_but_replaced(code: Case) -> None:
     assert not {aten.add_.Tensor, aten.div_.Tensor} & set(targets(code, torch.randn(4, 4), torch.randn(4, 4)))
 
@@ -44,6 +52,13 @@ def test_a_new_value_is_not_written_but_replaced(code: Case) -> None:
 def input_is_written(x: Any, y: Any) -> Any:
     x.add_(y)
     return x
+
+
+def expanded_value_is_written(x: Any, y: Any) -> Any:
+    row = x[:1] * 2
+    shown = row.expand_as(y)
+    row.add_(1)
+    return shown + y
 
 
 def view_is_written(x: Any, y: Any) -> Any:
@@ -65,7 +80,10 @@ def part_of_another_value(x: Any, y: Any) -> Any:
     return first.add_(y[:2]), whole + 1
 
 
-@pytest.mark.parametrize("code", [input_is_written, view_is_written, view_of_it_is_kept, part_of_another_value])
+@pytest.mark.parametrize(
+    "code",
+    [input_is_written, expanded_value_is_written, view_is_written, view_of_it_is_kept, part_of_another_value],
+)
 def test_a_write_that_somebody_can_see_stays(code: Case) -> None:
     assert aten.add_.Tensor in targets(code, torch.randn(4, 4), torch.randn(4, 4))
 

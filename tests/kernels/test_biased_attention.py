@@ -11,7 +11,7 @@ from inputs import DTYPES, INVENTORY, make_inputs, worst
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
 from tilegym_fx.launch import recorded
 
-BIASED = "biased_attention_masked"
+BIASED, FILLED = "biased_attention_masked", "biased_attention_filled"
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 #: Several tiles of queries and keys, one and a few queries against a longer cache, odd widths and heads.
 SIZES = (
@@ -35,6 +35,40 @@ def test_a_bias_agrees_with_float64_at_every_length(dtype, device):
         for is_float in (True, False) if place in (1, 2) else (place == 0,):
             inputs = make_inputs(BIASED, dtype, "ordinary", "as trained", sizes, is_float)
             assert worst(on(device, BIASED), BIASED, inputs, dtype) <= 1, (sizes, is_float)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_fill_agrees_with_float64_at_every_length(dtype, device):
+    for place, sizes in enumerate(SIZES):
+        inputs = make_inputs(FILLED, dtype, "ordinary", "as trained", sizes)
+        inputs["fill"] = (-torch.inf, -3e4, torch.finfo(dtype).min)[place % 3]
+        inputs["bias"] = inputs["bias"][(slice(None), slice(0, 1))[place % 2]][:, :: (1, 8)[place % 2]]
+        inputs["hides"] = int(place == 2)
+        assert worst(on(device, FILLED), FILLED, inputs, dtype) <= 1, sizes
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_a_bias_takes_away_comes_before_what_is_filled(device):
+    """As in eager code, whose least numbers differ: a query weighs the keys that it would see but for the padding."""
+    inputs = make_inputs(FILLED, torch.float32, "ordinary", "as trained", {"S": 6, "T": 20, "B": 1})
+    inputs["mask"][..., :4], inputs["mask"][..., 4:] = True, False
+    inputs["bias"][:] = 0.0
+    inputs["bias"][..., :8] = torch.finfo(torch.bfloat16).min
+    inputs["fill"], values = torch.finfo(torch.float32).min, inputs["v"]
+    expected = values[:, :, :4].mean(2)[:, None].expand(-1, 6, -1, -1)
+    torch.testing.assert_close(on(device, FILLED)(**inputs), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(INVENTORY.reference(FILLED)(**inputs), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("fill", "share"), [(-torch.inf, 0.0), (-1e4, 1.0)])
+def test_a_row_that_is_all_filled(fill, share, device):
+    inputs = make_inputs(FILLED, torch.float32, "ordinary", "as trained", {"S": 12, "T": 40})
+    inputs["mask"][:, :, 5], inputs["fill"], inputs["bias"] = False, fill, torch.zeros(1, 1, 1, 40)
+    got = on(device, FILLED)(**inputs)[:, 5]
+    torch.testing.assert_close(got, share * inputs["v"].mean(2), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(INVENTORY.reference(FILLED)(**inputs)[:, 5], got, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -73,7 +107,10 @@ def test_compiles_for_every_architecture(arch):
     bias = torch.empty(8, 1, 512, dtype=torch.float32, device="meta")
     mask = torch.empty(1, 1, length, 512, dtype=(torch.bool, dtype)[place // 2], device="meta")
     with recorded() as launches:
-        INVENTORY.entry_point(BIASED)(q, k, v, bias, mask, 0.1)
+        if place % 2:
+            INVENTORY.entry_point(BIASED)(q, k, v, bias, mask, 0.1)
+        else:
+            INVENTORY.entry_point(FILLED)(q, k, v, bias[None], mask.bool(), 8.0, -torch.inf, 1)
     assert len(launches) == (2 if length > 1 else 3)
     for launch in launches:
         assert compile_kernel(launch.kernel, launch.args, arch)

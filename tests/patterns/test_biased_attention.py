@@ -1,7 +1,8 @@
-"""biased_attention_masked: a bias for each head beside a mask."""
+"""biased_attention_masked and biased_attention_filled: a bias beside a mask that is added or fills."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,7 +28,7 @@ def batched(q: Any, k: Any, v: Any, bias: Any, mask: Any, beta: float = 1.0) -> 
 
 def for_all_sequences(q: Any, k: Any, v: Any, bias: Any, hidden: Any, fill: float | None = None) -> Any:
     scores = torch.matmul(q, k.transpose(-1, -2)) * SCALE + bias
-    scores = scores.masked_fill(hidden, max(torch.finfo(v.dtype).min, torch.finfo(FP32).min) if fill is None else fill)
+    scores = scores.masked_fill(hidden, torch.finfo(v.dtype).min if fill is None else fill)
     return torch.matmul(F.softmax(scores.float(), dim=-1).to(v.dtype), v).permute(0, 2, 1, 3)
 
 
@@ -51,10 +52,7 @@ def test_hit_for_products_added_to_the_bias(dtype: torch.dtype) -> None:
 
 @everywhere
 def test_hit_for_a_bias_of_all_sequences(dtype: torch.dtype, dynamic: bool) -> None:
-    if dtype == BF16:
-        check(for_all_sequences, [*inputs(dtype), hidden()], {NAME: 1}, dynamic=dynamic)
-    else:  # a finite fill for the float64 run too
-        check(partial(for_all_sequences, fill=torch.finfo(FP32).min), [*inputs(dtype), hidden()], {NAME: 1})
+    check(for_all_sequences, [*inputs(dtype), hidden()], {NAME: 1}, dynamic=dynamic)
 
 
 def test_hit_for_a_float32_bias() -> None:
@@ -89,3 +87,56 @@ def test_guard_on_a_bias_for_each_query() -> None:
 def test_guard_on_a_mask_for_each_head() -> None:
     given = [*inputs(BF16), hidden().repeat(1, HEADS, 1, 1)]
     check(for_all_sequences, given, {}, left=None, refused={NAME: "the mask is"})
+
+
+FILLED = "biased_attention_filled"
+check_filled = partial(check_pass, only=[FILLED])
+
+
+def float32_scores(q: Any, k: Any, v: Any, bias: Any, kept: Any, fill: float = -3e4) -> Any:
+    scores = torch.matmul(q.to(torch.float32), k.to(torch.float32).transpose(-1, -2))
+    scores = torch.where(kept, scores, torch.full((), fill, dtype=scores.dtype, device=scores.device)) + bias
+    return torch.matmul(F.softmax(scores, dim=-1).to(v.dtype), v).permute(0, 2, 1, 3)
+
+
+def twice(q: Any, k: Any, v: Any, bias: Any, hidden: Any, last: float = 0.0) -> Any:
+    scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(18) + bias
+    scores = scores.masked_fill(hidden, torch.scalar_tensor(-math.inf, device=q.device, dtype=q.dtype))
+    weights = F.softmax(scores, dim=-1)
+    weights = torch.masked_fill(weights, hidden, torch.scalar_tensor(last, device=q.device, dtype=q.dtype))
+    return torch.matmul(weights, v).permute(0, 2, 1, 3)
+
+
+def with_bias(dtype: torch.dtype, heads: int, mask: torch.Tensor) -> list[torch.Tensor]:
+    return [*inputs(dtype)[:3], rand(1, heads, LENGTH, LENGTH, dtype=dtype), mask]
+
+
+@everywhere
+def test_hit_for_scores_that_are_kept_in_float32(dtype: torch.dtype, dynamic: bool) -> None:
+    outcome = check_filled(float32_scores, with_bias(dtype, 1, ~hidden()), {FILLED: 1}, dynamic=dynamic)
+    match = outcome.chosen[0].match
+    assert (match.inputs["fill"], match.inputs["hides"], match.inputs["divisor"]) == (-3e4, 0, 1.0)
+
+
+@everywhere
+def test_hit_for_weights_that_are_taken_away_twice(dtype: torch.dtype, dynamic: bool) -> None:
+    outcome = check_filled(twice, with_bias(dtype, HEADS, hidden()), {FILLED: 1}, dynamic=dynamic)
+    assert outcome.chosen[0].match.inputs["fill"] == -math.inf
+
+
+def test_near_miss_weights_are_filled_with_another_number() -> None:
+    check_filled(partial(twice, last=0.5), with_bias(BF16, HEADS, hidden()), {}, left=None)
+
+
+def test_near_miss_the_mask_says_what_goes_where_it_should_say_what_stays() -> None:
+    def code(q: Any, k: Any, v: Any, bias: Any, hidden: Any) -> Any:
+        scores = torch.matmul(q.float(), k.float().transpose(-1, -2))
+        scores = torch.where(hidden, torch.full((), -3e4), scores) + bias
+        return torch.matmul(F.softmax(scores, dim=-1).to(v.dtype), v).transpose(1, 2)
+
+    check_filled(code, with_bias(BF16, 1, hidden()), {}, left=None)
+
+
+def test_guard_on_a_bias_of_other_heads() -> None:
+    q, k, v, bias, mask = with_bias(BF16, 1, hidden().repeat(1, HEADS, 1, 1))
+    check_filled(twice, [q, k, v, bias, mask], {}, left=None, refused={FILLED: "the mask is"})

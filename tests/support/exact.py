@@ -292,6 +292,15 @@ def _biased_attention(r: Rounding, name: str, q: Any, k: Any, v: Any, bias: Any,
     return _attend_eagerly(r, q, k, v, mask, lambda scores: scores * scale, None, bias)
 
 
+@exact("biased_attention_filled")
+def _biased_filled(
+    r: Rounding, name: str, q: Any, k: Any, v: Any, bias: Any, mask: Any, divisor: float, fill: float, hides: int
+) -> Any:
+    scores = q @ k.transpose(-1, -2) / divisor
+    filling = torch.where(mask == hides, fill - scores, 0.0)
+    return _attend_eagerly(r, q, k, v, filling, lambda scores: scores / divisor, None, bias)
+
+
 def _attend_eagerly(
     r: Rounding, q: Any, k: Any, v: Any, mask: Any, score: Callable[[Any], Any], sink: Any, bias: Any = 0.0
 ) -> Any:
@@ -304,7 +313,7 @@ def _attend_eagerly(
     scores = scores + mask
     if sink is not None:
         scores, largest = torch.cat((scores, sink), -1), largest + sink.abs()
-    weights = torch.softmax(scores, -1)[..., : k.shape[-2]]
+    weights = torch.softmax(scores, -1)[..., : k.shape[-2]].nan_to_num(0.0)  # a row at minus infinity gives 0
     relative = torch.expm1(2 * (8 * r.relative * largest + 16 * ROUNDED32 * size))
     relative = relative + 3 * r.relative + k.shape[-2] * ROUNDED32
     tolerance = relative * (weights @ v.abs()) + k.shape[-2] * r.step * v.abs().amax(-2, keepdim=True) + r.step

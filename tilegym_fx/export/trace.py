@@ -99,6 +99,7 @@ def export_module(
         stack.enter_context(unchanged(module))
         stack.enter_context(holes.made(module))
         stack.enter_context(copies_as_clones())
+        stack.enter_context(numbers_as_fills())
         stack.enter_context(this_thread_alone())
         stack.enter_context(without_torch_errors())
         _enter_transformers(stack, module, inputs, static=dynamic_shapes is None)
@@ -174,6 +175,24 @@ def this_thread_alone() -> Iterator[None]:
         yield
     finally:
         tracer.call_module, tracer.getattr = call, read
+
+
+@contextmanager
+def numbers_as_fills() -> Iterator[None]:
+    """Lets ``torch.tensor(number)`` on ``meta`` be a fill: the graph tells of a fill what number it is."""
+    make = torch.tensor
+
+    def tensor(data: Any, **options: Any) -> torch.Tensor:
+        device = options.get("device")
+        if device is None or torch.device(device).type != "meta" or not isinstance(data, bool | int | float):
+            return make(data, **options)
+        return torch.full((), data, **options)
+
+    setattr(torch, "tensor", tensor)  # noqa: B010 - no module may be assigned to under a type checker
+    try:
+        yield
+    finally:
+        setattr(torch, "tensor", make)  # noqa: B010
 
 
 @contextmanager

@@ -28,6 +28,7 @@ PASSES: tuple[GraphPass, ...] = (
     cleanup.drop_copies,
     cleanup.plain_pads,
     arithmetic.tensor_overloads,
+    arithmetic.plain_numbers,
     arithmetic.number_last,
     arithmetic.shifted_arange,
     arithmetic.split_rsub,

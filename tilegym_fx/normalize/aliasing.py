@@ -51,9 +51,16 @@ def written_args(node: Node) -> list[Node]:
     out = []
     for i, arg in enumerate(schema.arguments):
         if arg.alias_info is not None and arg.alias_info.is_write:
-            value: Any = node.args[i] if i < len(node.args) else node.kwargs.get(arg.name)
-            out += [value] if isinstance(value, Node) else [v for v in value or () if isinstance(v, Node)]
+            out += _given(node, i, arg.name)
     return out
+
+
+def _given(node: Node, place: int, name: str) -> list[Node]:
+    """The nodes in one argument of a call."""
+    value: Any = node.args[place] if place < len(node.args) else node.kwargs.get(name)
+    if isinstance(value, Node):
+        return [value]
+    return [v for v in value if isinstance(v, Node)] if isinstance(value, list | tuple) else []
 
 
 def _aliased_args(node: Node) -> list[Node]:
@@ -63,9 +70,14 @@ def _aliased_args(node: Node) -> list[Node]:
     if schema is None:
         # operator.getitem and friends: the result is (part of) the argument
         return node.all_input_nodes if node.op == "call_function" else []
-    if node.target in MAY_ALIAS or any(r.alias_info is not None for r in schema.returns):
+    if node.target is aten.type_as.default:
+        return node.all_input_nodes[:1]
+    if node.target in MAY_ALIAS and all(r.alias_info is None for r in schema.returns):
         return node.all_input_nodes
-    return []
+    if all(r.alias_info is None for r in schema.returns):
+        return []
+    shown = (_given(node, i, arg.name) for i, arg in enumerate(schema.arguments) if arg.alias_info is not None)
+    return [value for values in shown for value in values]
 
 
 def aliases(node: Node) -> set[Node]:

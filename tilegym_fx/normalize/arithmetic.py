@@ -30,6 +30,39 @@ def tensor_overloads(graph: Graph) -> int:
     return changed
 
 
+_WITH_NUMBER: dict[Any, Any] = {
+    aten.where.self: aten.where.ScalarOther,
+    aten.masked_fill.Tensor: aten.masked_fill.Scalar,
+    aten.eq.Tensor: aten.eq.Scalar,
+}
+
+
+def plain_numbers(graph: Graph) -> int:
+    """A number that was made a tensor, to be filled in or compared with, becomes a literal."""
+    changed = 0
+    for node in calls(graph, set(_WITH_NUMBER)):
+        number = _number(node.args[-1]) if not node.kwargs else None
+        if number is None:
+            continue
+        target, args = _WITH_NUMBER[node.target], (*node.args[:-1], number)
+        if isinstance(node.args[-2], Node) and fake_call(target, args).dtype == val(node).dtype:
+            replace(node, target, args)
+            changed += 1
+    return changed
+
+
+def _number(node: Any) -> bool | int | float | None:
+    """The number that a tensor without dimensions is known to hold, as its dtype rounds it."""
+    value = val(node) if isinstance(node, Node) else None
+    if not isinstance(value, torch.Tensor) or value.dim() or value.is_complex():
+        return None
+    if node.target in (aten.full.default, aten.scalar_tensor.default):
+        number = node.args[-1]
+        return torch.tensor(number, dtype=value.dtype).item() if isinstance(number, bool | int | float) else None
+    constant = getattr(value, "constant", None)
+    return constant.item() if constant is not None and constant.device.type != "meta" else None
+
+
 def number_last(graph: Graph) -> int:
     """``2 * x`` and ``2 + x`` become ``x * 2`` and ``x + 2``."""
     changed = 0

@@ -87,7 +87,10 @@ def _negative(value: Any, rank: int) -> Any:
 
 
 def one_transpose(graph: Graph) -> int:
-    """``t``, ``permute`` and ``swapaxes`` of two dims become ``transpose``, the later first; two cancel."""
+    """``t``, ``permute`` and ``swapaxes`` of two dims become ``transpose``, the later first; two cancel.
+
+    A ``permute`` that is one swap and then one of the last two dims becomes these two.
+    """
     changed = 0
     forms = {
         aten.t.default,
@@ -105,7 +108,19 @@ def one_transpose(graph: Graph) -> int:
         elif dims is not None and (node.target is not aten.transpose.int or node.args[1:] != dims):
             replace(node, aten.transpose.int, (node.args[0], *dims))
             changed += 1
+        elif dims is None and node.target is aten.permute.default and (first := _first_swap(node)) is not None:
+            once = insert(node, aten.permute.default, (source, first), fake_call(aten.permute.default, (source, first)))
+            replace(node, aten.transpose.int, (once, -1, -2))
+            changed += 1
     return changed
+
+
+def _first_swap(node: Node) -> list[int] | None:
+    """The order before the last two dims are swapped, if that swaps two dims alone."""
+    rank = val(node).dim()
+    order = [d % rank for d in args_of(node)[1]]
+    first = [*order[:-2], *order[:-3:-1]]
+    return first if sum(i != d for i, d in enumerate(first)) == 2 else None
 
 
 def _swapped(node: Node) -> tuple[int, int] | None:
