@@ -1,4 +1,4 @@
-"""Before: for q and for k: cast(x * cos + cat(-x[half:], x[:half]) * sin) with float32 cos and sin.
+"""Before: for q and for k: cast(x * cos + cat(-x[half:], x[:half]) * sin) with float32 x, or cos and sin.
 After:  one rotary_embedding_fp32 with two results.
 Applies to [batch, heads, length, head_dim] with cos and sin as wide as the head.
 """
@@ -38,7 +38,7 @@ def tables_fit_the_heads(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, si
     return unequal(cos=cos, sin=sin)
 
 
-@guard
+@guard(only="reference")
 def tables_are_float32(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str | None:
     if cos.dtype != torch.float32 or sin.dtype != torch.float32:
         return f"cos and sin are {cos.dtype} and {sin.dtype}: the products round to that"

@@ -44,14 +44,14 @@ class Probe:
         dtype: Of what a Definition declares in 16 bits.
         wide_weights: Vectors and a bias are float32 all the same, as norm weights may be.
         equal: Axes of which one divides the other have the same size: there are no groups, or a batch of one.
-        wide_tables: Cosines and sines are float32 all the same, as a model may keep them.
+        tables: Dtype of cosines and sines whatever is declared: a model may keep them wider or narrower.
         case: Which part of a constraint `A or B` holds, counted from 0.
     """
 
     dtype: torch.dtype
     wide_weights: bool = False
     equal: bool = False
-    wide_tables: bool = False
+    tables: torch.dtype | None = None
     case: int = 0
 
     def fake_inputs(self, definition: Definition) -> dict[str, Any]:
@@ -69,10 +69,11 @@ class Probe:
             return {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
 
     def _dtype(self, name: str, spec: TensorSpec) -> torch.dtype:
+        if self.tables is not None and name in _TABLES:
+            return self.tables
         if spec.dtype not in _HALVES:
             return _DTYPES[spec.dtype]
-        is_wide = (self.wide_weights and _may_be_wide(name, spec)) or (self.wide_tables and name in _TABLES)
-        return torch.float32 if is_wide else self.dtype
+        return torch.float32 if self.wide_weights and _may_be_wide(name, spec) else self.dtype
 
     def is_constant(self, value: Any) -> bool:
         """Whether a literal in a trace at this probe is surely part of the maths, and follows from no size or dtype."""
@@ -97,9 +98,9 @@ def _number(spec: TensorSpec, position: int) -> float:
 
 def probes(definition: Definition) -> Iterator[Probe]:
     """16-bit and float32 in every case, 16-bit with float32 norm weights, each with and without groups; and with
-    float32 tables."""
+    other tables."""
     has_weight = any(_may_be_wide(name, spec) for name, spec in definition.inputs.items())
-    has_table = any(name in _TABLES and spec.dtype in _HALVES for name, spec in definition.inputs.items())
+    tables = [spec.dtype for name, spec in definition.inputs.items() if name in _TABLES]
     constraints = definition.constraints or ()
     has_groups = any((m := _DIVIDES.match(c) or _PRODUCT.match(c)) and m[2] in definition.axes for c in constraints)
     cases = max((len(c.split(_OR)) for c in constraints), default=1)
@@ -107,8 +108,8 @@ def probes(definition: Definition) -> Iterator[Probe]:
         for equal in (False, True):
             if (has_weight or not wide) and (has_groups or not equal):
                 yield from (Probe(dtype, wide, equal, case=case) for case in range(1 if wide or equal else cases))
-    if has_table:
-        yield Probe(torch.bfloat16, wide_tables=True)
+    if tables:
+        yield Probe(torch.bfloat16, tables=torch.float32 if tables[0] in _HALVES else torch.bfloat16)
 
 
 #: Sizes are even and twice as large or more; a number up to _SMALL, or half of one, is therefore none.

@@ -175,12 +175,16 @@ class TestProbes:
         inputs = Probe(BF16, wide_weights=True).fake_inputs(definition("x: N H, w: H"))
         assert [t.dtype for t in inputs.values()] == [BF16, FP32]
 
-    def test_tables_may_be_wide_beside_narrow_heads(self) -> None:
-        what = definition("x: N H, cos: N H, sin: N H")
-        assert sum(p.wide_tables for p in probes(what)) == 1
-        inputs = Probe(BF16, wide_tables=True).fake_inputs(what)
-        assert [t.dtype for t in inputs.values()] == [BF16, FP32, FP32]
-        assert not any(p.wide_tables for p in probes(definition("x: N H, other: N H")))
+    @pytest.mark.parametrize(
+        ("name", "own", "other"), [("rotary_embedding", BF16, FP32), ("rotary_embedding_fp32", FP32, BF16)]
+    )
+    def test_tables_may_be_wider_or_narrower(self, name: str, own: torch.dtype, other: torch.dtype) -> None:
+        kinds = [p.fake_inputs(INVENTORY.definitions[name]) for p in probes(INVENTORY.definitions[name]) if not p.equal]
+        found = [(inputs["q"].dtype, inputs["cos"].dtype, inputs["sin"].dtype) for inputs in kinds]
+        assert found == [(BF16, own, own), (FP32, FP32, FP32), (BF16, other, other)]
+
+    def test_only_cosines_and_sines_are_tables(self) -> None:
+        assert all(p.tables is None for p in probes(definition("x: N H, other: N H")))
 
     @pytest.mark.parametrize("name", INVENTORY.definitions)
     def test_no_size_can_be_taken_for_a_constant(self, name: str) -> None:

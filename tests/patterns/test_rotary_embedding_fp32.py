@@ -66,6 +66,19 @@ def test_guard_on_tables_in_half_precision() -> None:
     assert outcome.chosen[0].match.inputs["cos"].target is torch.ops.aten.to.dtype
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_narrow_tables_beside_heads_made_wide(dynamic: bool) -> None:
+    """Nothing but the tables themselves is rounded before the end."""
+    check_pass(cast_first, inputs_of(BATCH, LENGTH, tables=BF16), {NAME: 1}, dynamic=dynamic)
+
+
+def test_near_miss_narrow_tables_and_results_that_stay_wide() -> None:
+    def code(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+        return blocks.rotary(q.float(), k.float(), cos, sin)
+
+    check_pass(code, inputs_of(2, 5, tables=BF16), {}, left=None)
+
+
 def test_guard_on_tables_that_are_not_float32() -> None:
     inputs = inputs_of(2, 5, tables=BF16)
     expected: dict[str, int] = {"rotary_embedding": 1}
