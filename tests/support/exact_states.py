@@ -101,3 +101,38 @@ def _gated_rms_norm(r: Rounding, name: str, hidden_states: Any, gate: Any, weigh
     value = (opened * (opened.square().mean(-1, keepdim=True) + eps).rsqrt()).flatten(-2) * weight
     roundings = 1 if "fp32" in name else 2
     return ((value, (roundings * r.relative + 32 * ROUNDED32) * value.abs() + r.step * (1 + weight.abs()) + FLOOR32),)
+
+
+@exact("delta_decay")
+def _delta_decay(r: Rounding, name: str, a: Any, A_log: Any, dt_bias: Any) -> Any:
+    """In float32: the sum is rounded, and softplus has a slope of at most 1."""
+    summed, rate = a + dt_bias, A_log.exp()
+    value = -rate * torch.nn.functional.softplus(summed)
+    return ((value, 16 * ROUNDED32 * (value.abs() + rate * summed.abs()) + FLOOR32),)
+
+
+@exact("gated_delta_step")
+def _gated_delta_step(
+    r: Rounding, name: str, q: Any, k: Any, v: Any, decay: Any, beta: Any, state: Any, eps: float
+) -> Any:
+    """All in float32: what is added up in each sum tells how far rounding can lead."""
+    shared, width = v.shape[2] // k.shape[2], k.shape[-1]
+
+    def unit(rows: Any) -> Any:
+        rows = rows.repeat_interleave(shared, 2)[:, 0]
+        return (rows * (rows.square().sum(-1, keepdim=True) + eps).rsqrt())[..., None]
+
+    def stepped(q: Any, k: Any, v: Any, beta: Any, state: Any, sign: int) -> tuple[Any, Any]:
+        faded = state * decay[:, 0, :, None, None].exp()
+        change = (v[:, 0] - sign * (faded * k).sum(-2)) * beta[:, 0, :, None]
+        after = faded + k * change[:, :, None]
+        return (after * q).sum(-2) / width**0.5, after
+
+    q, k = unit(q), unit(k)
+    values = stepped(q, k, v, beta, state, 1)
+    sizes = stepped(q.abs(), k.abs(), v.abs(), beta.abs(), state.abs(), -1)
+    lost = (3 * width + 32) * ROUNDED32 * (1 + decay[:, 0].abs())
+    return tuple(
+        (value, lost.reshape(*lost.shape, *(1,) * (size.dim() - 2)) * size + FLOOR32)
+        for value, size in zip(values, sizes, strict=True)
+    )

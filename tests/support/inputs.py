@@ -46,6 +46,8 @@ SIZES = {
     "Gs": 2,
     "Ps": 5,
     "Ns": 12,
+    "Hv": 6,
+    "Dv": 20,
 }
 HEADS: tuple[dict[str, int], ...] = ({}, {"Hk": 6}, {"Hk": 1}, {"S": 1, "T": 13, "B": 1})
 #: Definitions whose results have a dtype of their own.
@@ -59,7 +61,8 @@ OUTPUT_DTYPES = {
     "router_softmax_topk_fp32": torch.float32, "router_softmax_topk_norm_fp32": torch.float32,
     "rotary_table": torch.bfloat16, "rotary_table_fp32": torch.float32,
     "rotary_table_half_width": torch.bfloat16, "rotary_table_scaled": torch.bfloat16,
-    "mamba2_scan": torch.float32, "mamba2_step": torch.float32,
+    "mamba2_scan": torch.float32, "mamba2_step": torch.float32, "delta_decay": torch.float32,
+    "gated_delta_step": torch.float32,
 }  # fmt: skip
 #: Definitions whose operands have 16 bits: with float32 ones they are another.
 NARROW = frozenset({"linear_fp32", "linear_fp32_weight"})
