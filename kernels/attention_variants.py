@@ -278,12 +278,12 @@ def biased_attention_filled(
         k: Keys.
         v: Values.
         bias: [1 or B, 1 or Hq, 1 or S, T], float.
-        mask: [1 or B, 1, 1 or S, T], boolean.
+        mask: [1 or B, 1, 1 or S, T]; a float is a factor on the score, what it lacks of 1 one on the number.
         divisor: Of the products.
         fill: The number; minus infinity leaves a query without keys 0.
         hides: What stands in the mask where the number goes.
     """
-    kind = HIDES if hides else KEEPS
+    kind = BLENDS if mask.dtype != torch.bool else HIDES if hides else KEEPS
     return _attention(q, k, v, mask, 1.0 / divisor, bias=bias, bias_last=True, kind=kind, fill=fill)
 
 

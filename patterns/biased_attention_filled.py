@@ -51,6 +51,24 @@ def taken_away(
     return torch.matmul(weights, v).transpose(1, 2)
 
 
+@spelling(
+    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/openai/modeling_openai.py#L65-L80"
+)
+def mask_is_a_factor(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    mask: torch.Tensor,
+    divisor: float = 8.0,
+    fill: float = 0.0,
+    hides: int = 0,
+) -> torch.Tensor:
+    """A table of ones and zeros times the scores, and a bias that takes away what became 0; heads of 64."""
+    scores = torch.matmul(q, k.transpose(-1, -2)) / divisor
+    return torch.matmul(torch.softmax(scores * mask + bias, dim=-1), v).transpose(1, 2)
+
+
 @guard
 def heads_fit(
     q: torch.Tensor,
@@ -112,7 +130,7 @@ def bias_fits(
 
 
 @guard
-def a_boolean_takes_away(
+def mask_is_boolean_or_a_factor(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -122,4 +140,6 @@ def a_boolean_takes_away(
     fill: float,
     hides: int,
 ) -> str | None:
-    return None if mask.dtype == torch.bool else f"the mask is {mask.dtype}, no boolean"
+    if mask.dtype in (torch.bool, q.dtype):
+        return None
+    return f"the mask is {mask.dtype}, neither boolean nor {q.dtype}"

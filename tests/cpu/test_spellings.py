@@ -44,7 +44,7 @@ def test_agrees_with_float64(name: str, form: str, dtype: torch.dtype) -> None:
         for rows in ROWS
         for weights in WEIGHTS
         for sizes in (HEADS if attention else ({},))
-        for float_mask in ((False, True) if name.endswith("masked") else (False,))
+        for float_mask in ((False, True) if name.endswith(("masked", "filled")) else (False,))
     ]
     ran = 0
     for rows, weights, sizes, float_mask in cases:

@@ -124,6 +124,35 @@ def test_hit_for_weights_that_are_taken_away_twice(dtype: torch.dtype, dynamic: 
     assert outcome.chosen[0].match.inputs["fill"] == -math.inf
 
 
+def with_a_factor(q: Any, k: Any, v: Any, kept: Any, divisor: float = 8.0) -> Any:
+    scores = torch.matmul(q, k) / divisor
+    weights = F.softmax(scores * kept + -1e4 * (1 - kept), dim=-1)
+    return torch.matmul(weights, v).permute(0, 2, 1, 3)
+
+
+def as_heads(x: torch.Tensor) -> list[torch.Tensor]:
+    """Keys transposed twice by one permutation."""
+    parts = x.view(*x.shape[:2], 3, HEADS, 16).unbind(2)
+    return [parts[0].permute(0, 2, 1, 3), parts[1].permute(0, 2, 3, 1), parts[2].permute(0, 2, 1, 3)]
+
+
+@everywhere
+def test_hit_for_a_table_of_factors(dtype: torch.dtype, dynamic: bool) -> None:
+    def code(x: Any, kept: Any) -> Any:
+        return with_a_factor(*as_heads(x), kept)
+
+    given = [rand(BATCH, LENGTH, 3 * HEADS * 16, dtype=dtype), (~hidden()).to(dtype)]
+    outcome = check_filled(code, given, {FILLED: 1}, left=None, dynamic=dynamic)
+    assert outcome.chosen[0].match.inputs["divisor"] == 8.0
+
+
+def test_near_miss_divided_by_another_number() -> None:
+    def code(x: Any, kept: Any) -> Any:
+        return with_a_factor(*as_heads(x), kept, divisor=4.0)
+
+    check_filled(code, [rand(BATCH, LENGTH, 3 * HEADS * 16), (~hidden()).to(BF16)], {}, left=None)
+
+
 def test_near_miss_weights_are_filled_with_another_number() -> None:
     check_filled(partial(twice, last=0.5), with_bias(BF16, HEADS, hidden()), {}, left=None)
 

@@ -297,7 +297,8 @@ def _biased_filled(
     r: Rounding, name: str, q: Any, k: Any, v: Any, bias: Any, mask: Any, divisor: float, fill: float, hides: int
 ) -> Any:
     scores = q @ k.transpose(-1, -2) / divisor
-    filling = torch.where(mask == hides, fill - scores, 0.0)
+    hidden = mask == (hides if mask.dtype == torch.bool else 0)
+    filling = torch.where(hidden, fill - scores, 0.0)
     return _attend_eagerly(r, q, k, v, filling, lambda scores: scores / divisor, None, bias)
 
 

@@ -151,7 +151,10 @@ def make_inputs(
             float_mask = float_mask or spec.dtype != "bool"
             seen = torch.rand(shape, generator=random) < 0.6
             seen[..., 0] = True
-            value = torch.where(seen, value, torch.finfo(dtype).min) if float_mask else seen
+            if float_mask and name.endswith("filled"):
+                value = seen
+            else:
+                value = torch.where(seen, value, torch.finfo(dtype).min) if float_mask else seen
             own = dtype if float_mask else torch.bool
         else:
             value *= amount
