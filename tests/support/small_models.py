@@ -29,12 +29,16 @@ def small(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> nn.M
 
 def true_widths(name: str, **changes: Any) -> nn.Module:
     """One layer of each kind at the model's own widths, with a few tokens and experts to keep it in memory."""
+    return randomized(build(true_config(name, **changes), torch.float32, device="cpu"))
+
+
+def true_config(name: str, **changes: Any) -> Any:
+    """The configuration of such a model."""
     fields = resolve_model(name).config.to_dict()
     model_type = fields.pop("model_type")
     few = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     experts = {key: 8 for key in ("num_local_experts", "num_experts") if fields.get(key)}
-    config = configuration(model_type, {**fields, **layers_only(fields), **few, **experts, **changes})
-    return randomized(build(config, torch.float32, device="cpu"))
+    return configuration(model_type, {**fields, **layers_only(fields), **few, **experts, **changes})
 
 
 def randomized(model: nn.Module) -> nn.Module:

@@ -16,7 +16,8 @@ class Past:
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
-        self.open, self.seen = True, 0
+        self.open, self.seen, self.calls, self.window = True, 0, 0, 3
+        self.log: list[int] = []
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Appends along the tokens."""
@@ -35,12 +36,70 @@ class Swapped(Past):
 
 
 class Counting(Past):
-    """Does more than it gives."""
+    """Does more than it gives, in between and afterwards."""
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen += keys.shape[-2]
+        self.keys = torch.cat([self.keys, keys], dim=-2)
+        self.values = torch.cat([self.values, values], dim=-2)
+        self.calls -= 1
+        return self.keys, self.values
+
+
+class Sliding(Past):
+    """Keeps less than it gives."""
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen += keys.shape[-2]
+        all_keys = torch.cat([self.keys, keys], dim=-2)
+        all_values = torch.cat([self.values, values], dim=-2)
+        if self.open:
+            self.keys = all_keys[:, :, -self.window + 1 :, :]
+            self.values = all_values[:, :, -self.window + 1 :, :]
+            return all_keys, all_values
+        self.keys, self.values = all_keys, all_values
+        return all_keys[:, :, -1:], all_values[:, :, -1:]
+
+
+class CountsLate(Past):
+    """Asks for the size of what it was given once the results have that name."""
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         self.keys = torch.cat([self.keys, keys], dim=-2)
         self.values = torch.cat([self.values, values], dim=-2)
-        self.seen += 1
+        self.seen += keys.shape[-2]
+        return self.keys, self.values
+
+
+class AsksLate(Past):
+    """Goes by what it has just changed."""
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen += keys.shape[-2]
+        if self.seen > 4:
+            return keys, values
+        self.keys = torch.cat([self.keys, keys], dim=-2)
+        self.values = torch.cat([self.values, values], dim=-2)
+        return self.keys, self.values
+
+
+class Logging(Past):
+    """Has an effect that nobody can follow."""
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.log.append(1)
+        self.keys = torch.cat([self.keys, keys], dim=-2)
+        self.values = torch.cat([self.values, values], dim=-2)
+        return self.keys, self.values
+
+
+class Normed(Past):
+    """Gives, and does not keep, something else besides."""
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.keys = torch.cat([self.keys, keys], dim=-2)
+        self.values = torch.cat([self.values, values], dim=-2)
+        self.largest = self.keys.amax()
         return self.keys, self.values
 
 
@@ -78,7 +137,7 @@ def _with_keys(past: Any) -> Any:
     return [(_pytree.GetAttrKey("keys"), past.keys), (_pytree.GetAttrKey("values"), past.values)], None
 
 
-for _cls in (Past, Swapped, Counting, OtherWay, Chained, Unsaid, Later):
+for _cls in (Past, *Past.__subclasses__()):
     _pytree.register_pytree_node(
         _cls,
         lambda past: ([past.keys, past.values], None),

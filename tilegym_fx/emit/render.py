@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from .conditions import unparse
 from .inputs import Piece
 from .outcome import Refusal
 from .outputs import Replacement
@@ -290,14 +291,27 @@ class Renderer:
 
 
 def _broken(line: str, column: int) -> str:
-    """An assignment with what is right of it on lines of its own, if it is too long for one."""
+    """An assignment with the items of what is right of it on lines of their own, if it is too long for one."""
     if column + len(line) <= WIDTH:
         return line
     left, _, right = line.partition(" = ")
-    call = right.endswith(")") and right.startswith("tilegym_fx.ops.")
-    head, items = (right.partition("(")[0], right.partition("(")[2][:-1]) if call else ("", right)
-    inner = "".join(f"    {item},\n" for item in items.split(", "))
-    return f"{left} = {head}(\n{inner})"
+    return f"{left} = {_opened(ast.parse(right, mode='eval').body, column)}"
+
+
+def _opened(value: ast.expr, column: int) -> str:
+    """A tuple or call with one item per line, an index with a line of its own."""
+    if isinstance(value, ast.Subscript):
+        index = unparse(ast.Subscript(ast.Name("_"), value.slice))[2:-1]
+        return f"{unparse(value.value)}[\n    {index}\n]"
+    if not isinstance(value, (ast.Tuple, ast.Call)):
+        return unparse(value)
+    head, items = ("", value.elts) if isinstance(value, ast.Tuple) else (unparse(value.func), value.args)
+    inner = ""
+    for item in items:
+        text = unparse(item)
+        fits = column + 4 + len(text) < WIDTH
+        inner += textwrap.indent(text if fits else _opened(item, column + 4), "    ") + ",\n"
+    return f"{head}(\n{inner})"
 
 
 def _items(text: str) -> list[str]:

@@ -3,25 +3,27 @@
     key, value = cache.update(key, value, self.layer_idx)
 
 The maths lies in a method of an object that is no module, and the object must have the results afterwards. In place of
-the call stand the assignments that its code made, with kernels in them, under the condition that the objects are of
-these classes and go this way:
+the call stand the kernels and the assignments that its code made, under the condition that the objects are of these
+classes and go this way:
 
-    cache.layers[self.layer_idx].keys = tilegym_fx.ops.cache_append(cache.layers[self.layer_idx].keys, key)
-    cache.layers[self.layer_idx].values = tilegym_fx.ops.cache_append(cache.layers[self.layer_idx].values, value)
-    key, value = cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
+    key, value = (
+        tilegym_fx.ops.cache_append(cache.layers[self.layer_idx].keys, key),
+        tilegym_fx.ops.cache_append(cache.layers[self.layer_idx].values, value),
+    )
+    cache.layers[self.layer_idx].keys = key
+    cache.layers[self.layer_idx].values = value
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import fx
 
 from ..provenance import Call, NodeRef
 from .conditions import unparse, wrapped
-from .flow import target_names
+from .flow import reads, target_names
 from .guards import Inspector
 from .outcome import Refusal
 from .outputs import Outputs, Replacement
@@ -30,18 +32,20 @@ from .source import walk
 
 
 @dataclass(frozen=True)
-class Store:
-    """One assignment to an attribute of an object, in terms of the rewritten function.
+class Effect:
+    """One change of an object, in terms of the rewritten function.
 
     Attributes:
-        target: What is assigned to.
-        number: The number of the node whose value it gets.
-        texts: Graph node that this value is made of -> the expression that gives it.
+        left: What is assigned to, with the sign of the assignment: `cache.keys =`.
+        right: What it gets; where that is made of a result, what stands after the result's name.
+        number: The number of that result's node; None where there is none.
+        first: Whether it comes before anything is computed.
     """
 
-    target: str
-    number: int
-    texts: dict[fx.Node, str] = field(default_factory=dict)
+    left: str
+    right: str
+    number: int | None
+    first: bool
 
 
 class Stored(Outputs):
@@ -57,19 +61,21 @@ class Stored(Outputs):
         results = self.at.value(call)
         if not isinstance(results, tuple) or not all(isinstance(r, NodeRef) for r in results):
             raise Refusal(f"`{unparse(call)}` in {self.at.where()} gives more than tensors")
-        numbers = self.at.numbers_in(call)
-        if len(results) != len(names) or {r.id for r in results} != numbers:
-            raise Refusal(f"`{unparse(call)}` in {self.at.where()} computes more than it gives")
-        reader = _Reader(self.at, set(), (), numbers)
+        reader = _Reader(self.at, set(), (), self.at.numbers_in(call))
         reader.expression(call, ())
-        targets = {store.number: store.target for store in reader.stores}
-        if len(reader.stores) != len(results) or set(targets) != numbers:
-            raise Refusal(f"`{unparse(call)}` in {self.at.where()} does not store what it gives")
-        lines = [self._line(store, reader.stores[:i]) for i, store in enumerate(reader.stores)]
-        lines.append(f"{', '.join(names)} = {', '.join(targets[r.id] for r in results)}")
+        named = {r.id: name for r, name in zip(results, names, strict=False)}
+        if len(results) != len(names) or list(named) != list(dict.fromkeys(reader.computed)) or not reader.effects:
+            raise Refusal(f"`{unparse(call)}` in {self.at.where()} does not keep what it gives, or in another order")
+        if reader.followed != self.at.numbers_in(call):
+            raise Refusal(f"`{unparse(call)}` in {self.at.where()} computes more than it keeps and gives")
         made = Replacement(self.region.match, self.at, self.owner, self.last, call, [], [], facts=reader.facts)
-        made.lines = tuple(lines)
-        made.part = next(i for i, store in enumerate(reader.stores) if store.number in self.region.numbers)
+        calls = [self._call(number, texts) for number, texts in reader.computed.items()]
+        made.lines = (
+            *(f"{e.left} {e.right}" for e in reader.effects if e.first),
+            f"{', '.join(names)} = {', '.join(calls)}",
+            *(self._after(e, named) for e in reader.effects if not e.first),
+        )
+        made.part = next(i for i, number in enumerate(reader.computed) if number in self.region.numbers)
         return made
 
     def _assigned_call(self) -> tuple[ast.Call, list[str]]:
@@ -82,34 +88,53 @@ class Stored(Outputs):
             raise Refusal("the region is no single call")
         return statement.value, names
 
-    def _line(self, store: Store, before: Sequence[Store]) -> str:
-        """One assignment, computed by the Definition as the Match's own is."""
-        (number,) = self.region.numbers
-        own, other = (self.at.provenance.resolve(NodeRef(n)) for n in (number, store.number))
+    def _call(self, number: int, texts: dict[fx.Node, str]) -> str:
+        """One result, computed by the Definition as the Match's own is."""
+        (mine,) = self.region.numbers
+        own, other = (self.at.provenance.resolve(NodeRef(n)) for n in (mine, number))
         if own is None or other is None or _kind(own) != _kind(other):
-            raise Refusal(
-                f"`{store.target}` in {self.at.where()} is computed in another way than what stands beside it"
-            )
+            raise Refusal(f"a result in {self.at.where()} is computed in another way than what stands beside it")
         parts = [self.names.canonical(node) for node in own.all_input_nodes]
         arguments = []
         for bound in self.region.match.inputs.values():
             if not isinstance(bound, fx.Node) or parts.count(bound) != 1:
-                raise Refusal(f"`{store.target}` in {self.at.where()} is made of something else")
-            text = store.texts.get(other.all_input_nodes[parts.index(bound)])
-            if text is None or any(text == earlier.target for earlier in before):
-                raise Refusal(f"what `{store.target}` in {self.at.where()} is made of has no expression there")
+                raise Refusal(f"a result in {self.at.where()} is made of something else")
+            text = texts.get(other.all_input_nodes[parts.index(bound)])
+            if text is None:
+                raise Refusal(f"what a result in {self.at.where()} is made of has no expression there")
             arguments.append(text)
-        return f"{store.target} = tilegym_fx.ops.{self.region.match.definition}({', '.join(arguments)})"
+        return f"tilegym_fx.ops.{self.region.match.definition}({', '.join(arguments)})"
+
+    def _after(self, effect: Effect, named: dict[int, str]) -> str:
+        """A change that comes after the results have their names."""
+        right = effect.right if effect.number is None else f"_{effect.right}"
+        if reads(ast.parse(right)) & set(named.values()):
+            raise Refusal(f"what `{effect.left}` gets in {self.at.where()} has another name by then")
+        return f"{effect.left} {effect.right if effect.number is None else named[effect.number] + effect.right}"
 
 
 class _Reader(Inspector):
-    """Goes through the methods of objects too, and notes what they store."""
+    """Goes through the methods of objects too, and notes what they compute and change.
+
+    Attributes:
+        computed: Number of a result's node -> graph node that it is made of -> the expression that gives it.
+        effects: What is changed, in order.
+        followed: The numbers of all nodes that the new text accounts for.
+    """
 
     follows_objects = True
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.stores: list[Store] = []
+        self.computed: dict[int, dict[fx.Node, str]] = {}
+        self.effects: list[Effect] = []
+        self.followed: set[int] = set()
+
+    def _guard(self, text: str) -> None:
+        changed = [e.left.partition(" ")[0] for e in self.effects]
+        if any(target in text for target in changed):
+            raise Refusal(f"`{text}` is asked after it has been changed")
+        super()._guard(text)
 
     def _inside(self, child: Call, expr: ast.Call, scope: Scope) -> None:
         if child.receiver is not None:
@@ -124,17 +149,57 @@ class _Reader(Inspector):
         self.facts.imports[cls.__name__] = cls.__module__
         self._guard(f"type({unparse(base)}) is {cls.__name__}")
 
+    def _statement(self, statement: ast.stmt, scope: Scope) -> bool:
+        target = statement.target if isinstance(statement, ast.AugAssign) else None
+        if not isinstance(target, ast.Attribute) or scope.at.call.receiver is None:
+            return super()._statement(statement, scope)
+        assert isinstance(statement, ast.AugAssign)
+        left, right = self._lift(target, scope), self._lift(statement.value, scope)
+        if left is None or right is None or scope.at.numbers_in(statement):
+            raise Refusal(f"`{unparse(target)}` is changed in {scope.at.where()} by what only that function knows")
+        sign = ast.unparse(ast.AugAssign(ast.Name("_"), statement.op, ast.Name("_"))).split()[1]
+        self._change(f"{unparse(left)} {sign}", unparse(right), None)
+        return False
+
     def _assign(self, statement: ast.Assign | ast.AnnAssign, scope: Scope) -> None:
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-        if not isinstance(target, ast.Attribute) or scope.at.call.receiver is None or statement.value is None:
+        if scope.at.call.receiver is None or not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+            super()._assign(statement, scope)
+            return
+        target, value = statement.targets[0], statement.value
+        if isinstance(value, ast.Call) and not any(m.child for m in scope.at.made_at(value)):
+            self._compute(value, scope)
+        if not isinstance(target, ast.Attribute):
             super()._assign(statement, scope)
             return
         lifted = self._lift(target, scope)
-        made = scope.at.value(statement.value)
-        if lifted is None or len(statement.targets) != 1 or not isinstance(made, NodeRef):  # type: ignore[union-attr]
+        number, rest = self._result(value, scope)
+        if lifted is None:
             raise Refusal(f"an assignment to `{unparse(target)}` in {scope.at.where()} would be dropped")
-        self._expression(statement.value, scope, set())
-        self.stores.append(Store(unparse(lifted), made.id, self._texts(statement.value, scope)))
+        self._change(f"{unparse(lifted)} =", rest, number)
+
+    def _change(self, left: str, right: str, number: int | None) -> None:
+        self.effects.append(Effect(left, right, number, not self.computed))
+
+    def _compute(self, value: ast.Call, scope: Scope) -> None:
+        made = scope.at.value(value)
+        if isinstance(made, NodeRef) and scope.at.numbers_in(value) == {made.id}:
+            self._expression(value, scope, set())
+            self.computed[made.id] = self._texts(value, scope)
+            self.followed.add(made.id)
+
+    def _result(self, value: ast.expr, scope: Scope) -> tuple[int, str]:
+        """The result that a stored value is, or is an index into, and the text of the index."""
+        base = value.value if isinstance(value, ast.Subscript) else value
+        made = scope.at.value(base)
+        if not isinstance(made, NodeRef) or made.id not in self.computed:
+            raise Refusal(f"`{unparse(value)}` in {scope.at.where()} is kept and is no result")
+        if not isinstance(value, ast.Subscript):
+            return made.id, ""
+        index = self._lift(value.slice, scope)
+        if index is None or scope.at.numbers_in(value.slice):
+            raise Refusal(f"`{unparse(value)}` in {scope.at.where()} depends on what only that function knows")
+        self.followed |= scope.at.numbers_in(value)
+        return made.id, unparse(ast.Subscript(ast.Name("_"), index))[1:]
 
     def _texts(self, value: ast.expr, scope: Scope) -> dict[fx.Node, str]:
         found: dict[fx.Node, str] = {}
