@@ -11,14 +11,14 @@ from tilegym_fx.spelling import guard, spelling, unequal
 
 
 @spelling(
-    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/modernbert_decoder/modeling_modernbert_decoder.py#L160-L183"
+    source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/olmo2/modeling_olmo2.py#L154-L177"
 )
-def cast_first(
+def promoted(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k become float32 before their halves change places, which moves the same values."""
+    """q and k become float32 where float32 cos and sin multiply them, after their halves have changed places."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return _rotate(q.float(), cos, sin).to(q.dtype), _rotate(k.float(), cos, sin).to(k.dtype)
+    return _rotate(q, cos, sin).to(q.dtype), _rotate(k, cos, sin).to(k.dtype)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ def tables_fit_the_heads(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, si
     return unequal(cos=cos, sin=sin)
 
 
-@guard(only="reference")
+@guard(only="promoted")
 def tables_are_float32(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str | None:
     if cos.dtype != torch.float32 or sin.dtype != torch.float32:
         return f"cos and sin are {cos.dtype} and {sin.dtype}: the products round to that"

@@ -8,7 +8,25 @@ from typing import Any
 import blocks
 import pytest
 import torch
-from pass_checks import BATCH, BF16, LENGTH, check_pass, everywhere
+import torch.nn.functional as F
+from pass_checks import (
+    BATCH,
+    BF16,
+    INVENTORY,
+    LENGTH,
+    assert_same_numbers,
+    capture,
+    check_pass,
+    counts,
+    everywhere,
+    rand,
+)
+
+from tilegym_fx.cost import get_device
+from tilegym_fx.pipeline import find
+from tilegym_fx.plan import Policy
+from tilegym_fx.results import Site
+from tilegym_fx.rewrite import rewrite
 
 NAME = "rotary_embedding_complex"
 
@@ -41,6 +59,30 @@ def positions_first(q: Any, k: Any, angles: Any) -> Any:
 def test_hit(code: Callable[..., Any], dtype: torch.dtype, dynamic: bool) -> None:
     inputs = inputs_of(BATCH, LENGTH, dtype, heads_first=code is heads_first)
     check_pass(code, inputs, {NAME: 1}, left=None, dynamic=dynamic)
+
+
+def projected(x: Any, weight: Any, angles: Any) -> Any:
+    """Queries and keys as a linear layer gives them, transposed and cut out."""
+    q, k = F.linear(x, weight).view(2, 5, 3, 16).transpose(1, 2).split((2, 1), dim=1)
+    return heads_first(q, k, angles)
+
+
+def copied(x: Any, weight: Any, angles: Any) -> Any:
+    q, k = F.linear(x, weight).view(2, 5, 3, 16).transpose(1, 2).contiguous().split((2, 1), dim=1)
+    return heads_first(q, k, angles)
+
+
+@pytest.mark.parametrize(("code", "expected"), [(projected, 1), (copied, 0)])
+def test_in_a_graph_that_is_to_run(code: Callable[..., Any], expected: int) -> None:
+    """Where a copy upstream gives numbers their strides, it is pinned, and nothing is replaced across it."""
+    inputs = [rand(2, 5, 24), rand(48, 24), inputs_of(2, 5)[2]]
+    graph_module = capture(code, inputs)
+    policy = Policy(get_device("h200"), [NAME])
+    outcome = find(graph_module.graph, INVENTORY, policy, lambda node: Site(), keep_layouts=True)
+    assert counts(outcome) == ({NAME: 1} if expected else {})
+    rewrite(graph_module.graph, outcome.plan)
+    graph_module.recompile()
+    assert_same_numbers(graph_module, code, inputs)
 
 
 def other_way(q: Any, k: Any, angles: Any) -> Any:

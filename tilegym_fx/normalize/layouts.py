@@ -6,6 +6,7 @@ sees.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -21,6 +22,15 @@ _READS_STRIDES = {
     aten._grouped_mm.default,
     aten._scaled_mm.default,
 }
+#: Dense in row order whatever the strides of what they read.
+_DENSE = {aten.linear.default, aten.mm.default, aten.addmm.default, aten.matmul.default, aten.embedding.default}
+#: Views and casts, none of which the normal form drops for being a copy.
+_VIEWS = {
+    aten.view.default, aten.reshape.default, aten.unflatten.int, aten.flatten.using_ints, aten.transpose.int,
+    aten.permute.default, aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default,
+    aten.narrow.default, aten.select.int, aten.unsqueeze.default, aten.squeeze.dim, operator.getitem,
+}  # fmt: skip
+_CASTS = {aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default}
 
 
 def pin_layouts(graph: Graph) -> int:
@@ -36,12 +46,24 @@ def pin_layouts(graph: Graph) -> int:
         if not _sees_strides(reader):
             continue
         for source in reader.all_input_nodes:
+            if reader.target is aten.view_as_complex.default and _has_its_strides(source):
+                continue
             if source.op == "call_function" and is_contiguous(val(source)):
                 pin = insert(reader, aten.contiguous.default, (source,), val(source))
                 pin.meta["pinned"] = True
                 reader.replace_input_with(source, pin)
                 pinned += 1
     return pinned
+
+
+def _has_its_strides(node: Node) -> bool:
+    """Whether a value is seen through views and casts alone, so that no copy decides its strides."""
+    while node.op == "call_function" and node.target not in _DENSE:
+        is_cast = node.target in _CASTS and node.kwargs.get("memory_format") is None and len(node.args) < 4
+        if not (is_cast or node.target in _VIEWS) or not isinstance(node.args[0], Node):
+            return False
+        node = node.args[0]
+    return True
 
 
 def is_contiguous(value: Any) -> bool:
