@@ -63,6 +63,14 @@ def test_what_a_bias_takes_away_comes_before_what_is_filled(device):
     torch.testing.assert_close(INVENTORY.reference(FILLED)(**inputs), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("run", ["reference", "kernel"])
+def test_a_fill_may_be_a_number_that_only_float32_has(run):
+    inputs = make_inputs(FILLED, torch.bfloat16, "ordinary", "as trained", {"S": 5, "T": 12})
+    inputs["fill"] = torch.finfo(torch.float32).min
+    function = INVENTORY.reference(FILLED) if run == "reference" else on("cpu", FILLED)
+    assert worst(function, FILLED, inputs, torch.bfloat16) <= 1
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("fill", "share"), [(-torch.inf, 0.0), (-1e4, 1.0)])
 def test_a_row_that_is_all_filled(fill, share, device):
