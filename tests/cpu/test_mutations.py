@@ -153,8 +153,9 @@ def test_a_write_or_a_reader_put_in(name: str) -> None:
     for put_in in (_doubled, _cleared, _read_too):
         module = copy.deepcopy(original)
         nodes = [node for node in module.graph.nodes if node.op != "output"]
-        floating = [n for n in nodes if isinstance(v := n.meta.get("val"), torch.Tensor) and v.is_floating_point()]
-        value = chance.choice(floating)
+        values = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        floating = [n for n in values if n.meta["val"].is_floating_point()]
+        value = chance.choice(floating or values)  # a changed index could point anywhere
         with module.graph.inserting_after(chance.choice(nodes[nodes.index(value) :])):
             put_in(module, value)
         module.recompile()
@@ -162,7 +163,7 @@ def test_a_write_or_a_reader_put_in(name: str) -> None:
 
 
 def _doubled(module: GraphModule, value: Node) -> None:
-    module.graph.call_function(aten.mul_.Tensor, (value, 2.0))
+    module.graph.call_function(aten.mul_.Tensor, (value, 2))
 
 
 def _cleared(module: GraphModule, value: Node) -> None:
