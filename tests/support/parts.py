@@ -9,6 +9,8 @@ from tilegym_fx.inventory import load
 
 _NORMS = ("rms_norm", "rms_norm_cast_last", "rms_norm_plus_one", "layer_norm")
 _GATES = ("silu_mul", "silu_mul_packed", "gelu_mul", "gelu_tanh_mul")
+#: What stands around the products of experts whose gate has no kernel: of no part by itself.
+_AROUND_EXPERTS = ("experts_rows", "experts_combine")
 _ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_new", "relu", "relu_squared")
 
 #: The Definitions with one norm, gate, rotary, attention or linear each, and a residual sum or bias at most.
@@ -61,7 +63,7 @@ def parts_of(name: str) -> dict[str, int]:
         "turned": turned,
         "attention": "attention" in name,
         "append": name == "cache_append",
-        "experts": name.startswith("experts"),
+        "experts": name.startswith("experts") and name not in _AROUND_EXPERTS,
         "router": name.startswith("router"),
         "residual add": name.startswith("add_") or name.endswith("_add"),
     }
