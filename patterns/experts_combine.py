@@ -16,4 +16,6 @@ def rows_are_pairs(rows: torch.Tensor, top_k_weights: torch.Tensor, order: torch
         return f"rows and weights have {rows.dim()} and {top_k_weights.dim()} dimensions, not 2"
     if order.dim() != 1 or order.shape[0] != rows.shape[0]:
         return f"the order is {list(order.shape)}, not one place for each of {rows.shape[0]} rows"
+    if rows.shape[0] != top_k_weights.shape[0] * top_k_weights.shape[1]:
+        return f"there are {rows.shape[0]} rows, and weights for {list(top_k_weights.shape)}"
     return None

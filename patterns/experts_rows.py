@@ -27,4 +27,6 @@ def counted_as_floats(
 def tokens_are_rows(hidden_states: torch.Tensor, top_k_index: torch.Tensor, count: int) -> str | None:
     if hidden_states.dim() != 2 or top_k_index.dim() != 2:
         return f"tokens and experts have {hidden_states.dim()} and {top_k_index.dim()} dimensions, not 2"
+    if hidden_states.shape[0] != top_k_index.shape[0]:
+        return f"there are {hidden_states.shape[0]} tokens, and experts for {top_k_index.shape[0]}"
     return None

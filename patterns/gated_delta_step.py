@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard, spelling
+from tilegym_fx.spelling import guard, misfit, spelling
 
 #: A block of the kernel holds a whole key.
 WIDEST = 256
@@ -76,4 +76,9 @@ def there_is_one_position(
         return f"there are {k.shape[1]} positions, and the kernel takes one"
     if k.shape[-1] > WIDEST:
         return f"a key has {k.shape[-1]} columns, and the kernel holds {WIDEST} at most"
-    return None
+    (batch, _, keys, width), (heads, columns) = k.shape, v.shape[2:]
+    each = (batch, 1, heads)
+    return misfit(
+        q=(q, (batch, 1, keys, width)), v=(v, (*each, columns)), decay=(decay, each), beta=(beta, each),
+        state=(state, (batch, heads, width, columns)),
+    )  # fmt: skip

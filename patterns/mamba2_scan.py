@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard
+from tilegym_fx.spelling import guard, misfit
 
 
 @guard
@@ -16,10 +16,14 @@ def shapes_fit(
     x: torch.Tensor, dt: torch.Tensor, A_log: torch.Tensor, B: torch.Tensor, C: torch.Tensor, D: torch.Tensor,
     dt_bias: torch.Tensor, chunk_size: int, least: float, most: float,
 ) -> str | None:  # fmt: skip
-    heads = x.shape[2]
-    for name, vector in (("A_log", A_log), ("D", D), ("dt_bias", dt_bias)):
-        if tuple(vector.shape) != (heads,):
-            return f"{name} is {list(vector.shape)}, not one value for each of the {heads} heads"
+    batch, length, heads, _ = x.shape
+    a_head, shared = (heads,), (batch, length, *B.shape[2:])
+    unfit = misfit(
+        dt=(dt, (batch, length, heads)), A_log=(A_log, a_head), D=(D, a_head), dt_bias=(dt_bias, a_head),
+        B=(B, shared), C=(C, shared),
+    )  # fmt: skip
+    if unfit is not None:
+        return unfit
     if not x.dtype == B.dtype == C.dtype:
         return f"x, B and C are {x.dtype}, {B.dtype} and {C.dtype}: the kernel splits all three alike"
     if B.shape[3] > 256:

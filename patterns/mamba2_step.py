@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard
+from tilegym_fx.spelling import guard, misfit
 
 
 @guard
 def there_is_one_position(
     state: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, A_log: torch.Tensor, B: torch.Tensor, dt_bias: torch.Tensor
 ) -> str | None:
-    if tuple(dt.shape) != (state.shape[0], 1, state.shape[1]):
-        return f"dt is {list(dt.shape)}, not one step for each of the {state.shape[1]} heads"
-    return None
+    batch, heads, width, states = state.shape
+    if x.numel() != batch * heads * width or B.shape[0] != batch or B.shape[-1] != states:
+        return f"x and B are {list(x.shape)} and {list(B.shape)}, and the states {list(state.shape)}"
+    return misfit(dt=(dt, (batch, 1, heads)), A_log=(A_log, (heads,)), dt_bias=(dt_bias, (heads,)))

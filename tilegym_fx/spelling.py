@@ -109,5 +109,13 @@ def not_a_row_of(rows: torch.Tensor, **vectors: torch.Tensor) -> str | None:
     return None
 
 
+def misfit(**tensors: tuple[torch.Tensor, tuple[Any, ...]]) -> str | None:
+    """For guards: a sentence for the first tensor that has another shape than that beside it, None if all fit."""
+    for name, (tensor, shape) in tensors.items():
+        if tuple(tensor.shape) != shape:
+            return f"{name} is {_show(tensor)}, not [{', '.join(map(str, shape))}]: the kernel does not broadcast"
+    return None
+
+
 def _show(tensor: torch.Tensor) -> str:
     return f"[{', '.join(map(str, tensor.shape))}]"

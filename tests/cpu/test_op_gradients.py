@@ -57,3 +57,21 @@ def test_backward_runs_under_the_autocast_of_its_forward(forward: bool, backward
 
     own, theirs = gradients(ops.overload("linear_add")), gradients(inventory.load().reference("linear_add"))
     torch.testing.assert_close(own, theirs, rtol=0, atol=0)
+
+
+def test_a_query_without_keys_has_the_gradient_that_its_author_wrote() -> None:
+    """Of rows that a padded batch masks throughout, torch's fused attention on a CPU has another one."""
+    lowest = torch.finfo(torch.float32).min
+    mask = torch.full((1, 1, 5, 5), lowest).triu(1)
+    mask[..., :2] = lowest
+
+    def written(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (torch.softmax(q @ k.transpose(-1, -2) * 0.25 + mask, -1) @ v).transpose(1, 2)
+
+    def gradients(code: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(0)
+        leaves = [torch.randn(1, 2, 5, 16, generator=generator).requires_grad_() for _ in range(3)]
+        return torch.autograd.grad(code(*leaves).square().sum(), leaves)
+
+    op = ops.overload("gqa_attention_masked")
+    torch.testing.assert_close(gradients(lambda q, k, v: op(q, k, v, mask, 0.25)), gradients(written))
