@@ -16,6 +16,7 @@ from tilegym_fx.candidates import Candidate, candidate_for
 from tilegym_fx.inventory import Inventory, load
 from tilegym_fx.inventory.code import load_file
 from tilegym_fx.kernel_check import difference, random_inputs
+from tilegym_fx.new.scaffold import files_beside
 from tilegym_fx.schema import Definition
 
 pytestmark = pytest.mark.xdist_group("candidates")  # what it sets up is made once
@@ -54,10 +55,12 @@ def computes(found: Candidate, draft: Definition, inventory: Inventory, folder: 
     """What is wrong with the kernel file that a compatible candidate gives, in the interpreter."""
     assert found.adapter is not None
     solution = inventory.solutions[found.solution or ""]
-    source = inventory.source_texts(solution.name)[solution.entry_file]
+    texts = inventory.source_texts(solution.name)
     definition = inventory.definitions[found.definition or ""]
+    source = texts[solution.entry_file]
     text = adapter_file(found.adapter, "adapted", draft, definition, source, solution.entry_function)
-    (folder / "adapted.py").write_text(text)
+    for path, beside in {"adapted.py": text, **files_beside(text, solution.entry_file, texts)}.items():
+        (folder / Path(path).name).write_text(beside)
     kernel = load_file(folder, folder / "adapted.py").adapted
     scope: dict[str, Any] = {}
     exec(draft.reference, scope)

@@ -88,7 +88,7 @@ class TestOutput:
         folder.mkdir(parents=True)
         status, out, _ = run("--phase", "prefill", model=tiny_folder.write(folder))
         assert status == scan.EXIT_OK
-        assert "/[/x]  LlamaForCausalLM" in out
+        assert f"{folder} LlamaForCausalLM" in " ".join(out.split())
         assert "quantised" not in out
 
     def test_a_quantised_checkpoint_is_told(self, run: Scan, tmp_path: Path) -> None:

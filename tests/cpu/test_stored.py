@@ -37,6 +37,18 @@ def test_object_holds_what_the_kernels_gave(cls: type[Past]) -> None:
         assert_same(model, ours, theirs)
 
 
+def test_object_whose_method_was_replaced_is_called() -> None:
+    model, ours, calls = kernelized(Past), past(), []
+
+    def update(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(1)
+        return Past.update(ours, *arguments)
+
+    ours.update = update
+    torch.testing.assert_close(model(*NEW, ours), Appends()(*NEW, past()))
+    assert calls == [1]
+
+
 def test_what_is_given_as_a_sample_is_left_as_it_is() -> None:
     sample, fresh = past(), past()
     kernelize(Appends().eval(), inputs=(*NEW, sample), only="cache_append")

@@ -21,6 +21,7 @@ CUT = (
     ("gated_delta_step", "decay", 0),
     ("gated_delta_step", "state", 2),
     ("gated_delta_step", "v", 3),
+    ("linear_qkv_bias", "k_bias", 0),
     ("mamba2_readout", "C", 2),
     ("mamba2_scan", "B", 1),
     ("mamba2_scan", "C", 3),
@@ -28,6 +29,7 @@ CUT = (
     ("mamba2_step", "A_log", 0),
     ("mamba2_step", "B", 2),
     ("mamba2_step", "dt_bias", 0),
+    ("rms_norm_linear_qkv_bias", "q_bias", 0),
 )
 
 

@@ -45,7 +45,6 @@ def test_hit_in_float32(table: torch.dtype, dynamic: bool) -> None:
         wide,
         inputs_of(BF16, table),
         {"rotary_embedding_interleaved_fp32_shared": 1},
-        left=2 * (table is BF16),
         dynamic=dynamic,
     )
 

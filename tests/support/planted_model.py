@@ -178,7 +178,7 @@ def write_root(root: Path) -> Path:
     for file in (
         shipped.file_of(definition),
         shipped.file_of(solution),
-        home / solution.entry_file,
+        *(home / source.path for source in solution.sources),
         home / "patterns" / "silu_mul.py",
     ):
         target = root / file.relative_to(home)

@@ -112,13 +112,19 @@ def adapt(
     """A kernel that calls another one through an adapter."""
     assert candidate.adapter is not None
     solution = inventory.solutions[str(candidate.solution)]
-    source = inventory.source_texts(solution.name)[solution.entry_file]
+    texts = inventory.source_texts(solution.name)
+    source = texts[solution.entry_file]
     base = inventory.definitions[str(candidate.definition)]
     kernel = adapter_file(candidate.adapter, draft.name, draft, base, source, solution.entry_function)
     floats = {s.dtype for s in draft.inputs.values() if "float" in s.dtype}
     dtypes = tuple(sorted(floats)) if candidate.adapter.cast else solution.dtypes or templates.DTYPES
     parts = scaffold.Parts(
-        dict(record), kernel, candidate.adapter.sentence(), dtypes, guards=guards_of(draft, rank_free=False)
+        dict(record),
+        kernel,
+        candidate.adapter.sentence(),
+        dtypes,
+        guards=guards_of(draft, rank_free=False),
+        beside=scaffold.files_beside(kernel, solution.entry_file, texts),
     )
     return Files(draft.name, scaffold.write(draft.name, parts, root).new, f"compatible: {candidate.why}")
 

@@ -142,12 +142,14 @@ class _Reader(Inspector):
         super()._inside(child, expr, scope)
 
     def _of_class(self, cls: type, expr: ast.Call, scope: Scope) -> None:
-        """Another class may have another method."""
+        """Another class may have another method, and so may an object of its own."""
         base = self._lift(expr.func.value, scope) if isinstance(expr.func, ast.Attribute) else None
         if base is None or "." in cls.__qualname__:
             raise Refusal(f"the object of `{unparse(expr.func)}` in {scope.at.where()} cannot be compared")
         self.facts.imports[cls.__name__] = cls.__module__
         self._guard(f"type({unparse(base)}) is {cls.__name__}")
+        assert isinstance(expr.func, ast.Attribute)
+        self._guard(f"'{expr.func.attr}' not in vars({unparse(base)})")
 
     def _statement(self, statement: ast.stmt, scope: Scope) -> bool:
         target = statement.target if isinstance(statement, ast.AugAssign) else None

@@ -131,15 +131,26 @@ def from_definition(name: str, op_type: str, like: str, inventory: Inventory) ->
     for spec in (*record["inputs"].values(), *record["outputs"].values()):
         spec.setdefault("shape", None)
     kernel = cut_out(texts[first.entry_file], first.entry_function, name, docstring)
-    needed = files_needed(first.entry_file, {**texts, first.entry_file: kernel}.get)
     return Parts(
         record,
         kernel,
         first.description or f"Started from {like}.",
         first.dtypes or templates.DTYPES,
         exact=f'\n\nEXACT["{name}"] = lambda r, name, **inputs: EXACT["{like}"](r, "{like}", **inputs)\n',
-        beside={path: texts[path] for path in sorted(needed - {first.entry_file})},
+        beside=files_beside(kernel, first.entry_file, texts),
     )
+
+
+def files_beside(kernel: str, file: str, texts: Mapping[str, str]) -> dict[str, str]:
+    """Path -> text of what a kernel imports from beside it.
+
+    Args:
+        kernel: Its text, made of that of ``file``.
+        file: Path of the file that it comes from.
+        texts: Path -> text of that file and of those that it needs.
+    """
+    needed = files_needed(file, {**texts, file: kernel}.get)
+    return {path: texts[path] for path in sorted(needed - {file})}
 
 
 def from_draft(name: str, op_type: str, file: Path, writer: Writer) -> Parts:
