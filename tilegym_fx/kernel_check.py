@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilegym_fx.errors import PatternError, TilegymFxError
+from tilegym_fx.errors import KernelError, PatternError, TilegymFxError
 from tilegym_fx.inventory import load, shipped_root
 from tilegym_fx.inventory.sizes import CannotTryError, sizes_of
 from tilegym_fx.inventory.trial import sample_inputs
@@ -33,6 +33,7 @@ _WORSE = 8.0
 #: Factors on the small sizes: one tile, and several of which the last is ragged.
 _FACTORS = (1, 37)
 _MAX_ELEMENTS = 1 << 19
+_NO_COMPILER = 'Install the compiler: `pip install "tilegym_fx[cuda]"`, or `make lint` in a clone'
 #: What code under test may raise: a kernel's own mistakes are findings, not crashes.
 _CODE_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError,
@@ -241,9 +242,15 @@ def compile_faults(
         archs: ``sm_90`` and so on; all that kernels are tested for by default.
         isolated: In child processes, for kernels that may hang the compiler.
         timeout: Seconds for each.
+
+    Raises:
+        KernelError: cuda-tile is not installed.
     """
-    from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-    from tilegym_fx.launch import recorded
+    try:
+        from tilegym_fx.compile import ARCHITECTURES, compile_kernel
+        from tilegym_fx.launch import recorded
+    except ImportError as error:
+        raise KernelError(f"no kernel can be compiled here: {error}", advice=_NO_COMPILER) from error
 
     definition = inventory.definitions[inventory.solutions[solution].definition]
     try:

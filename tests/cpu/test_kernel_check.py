@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from tilegym_fx.errors import KernelError
 from tilegym_fx.inventory import load
-from tilegym_fx.kernel_check import difference, disagreements, error_ratio, finds, random_inputs, sizes_to_try
+from tilegym_fx.kernel_check import (
+    compile_faults,
+    difference,
+    disagreements,
+    error_ratio,
+    finds,
+    random_inputs,
+    sizes_to_try,
+)
 from tilegym_fx.kernel_source import cut_out
 
 INVENTORY = load()
@@ -72,3 +82,9 @@ def test_a_kernel_cut_out_of_its_file_has_what_it_needs_and_no_more() -> None:
     assert "layer_norm" not in text
     assert "from itertools import pairwise" in text
     compile(text, "cut_out", "exec")
+
+
+def test_without_a_compiler_the_advice_is_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tilegym_fx.compile", None)
+    with pytest.raises(KernelError, match="no kernel can be compiled here: .* Install the compiler"):
+        compile_faults(INVENTORY, "silu_mul")
