@@ -30,11 +30,12 @@ class Gradient:
 
     def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The reference's own gradient, recomputed from the saved inputs; it has a graph where one is asked for."""
-        saved = iter(ctx.saved_tensors)
+        tensors = ctx.saved_tensors  # once: activation checkpointing gives them a single time
+        saved = iter(tensors)
         inputs = [literal[0] if literal else next(saved) for literal in ctx.literals]
         wanted = [i for i, need in enumerate(ctx.needs_input_grad) if need]
         higher_order = torch.is_grad_enabled()
-        with torch.enable_grad(), _restored(ctx.autocast), _exact_attention(ctx.saved_tensors):
+        with torch.enable_grad(), _restored(ctx.autocast), _exact_attention(tensors):
             own = [_own(a, i in wanted, higher_order) for i, a in enumerate(inputs)]
             outputs = self.reference(*own)
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
