@@ -13,13 +13,15 @@ from tilegym_fx.spelling import guard, misfit
 MOST_TAPS = 8
 
 
-@guard
-def taps_are_few(x: torch.Tensor, weight: torch.Tensor) -> str | None:
-    if weight.shape[-1] > MOST_TAPS:
-        return f"the convolution has {weight.shape[-1]} taps, and the kernel unrolls {MOST_TAPS} at most"
-    return None
+def unfit(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> str | None:
+    """Why the kernel takes no such filters, for all of its Definitions."""
+    channels, taps = x.shape[1], weight.shape[-1]
+    wanted = {"weight": (weight, (channels, 1, taps))} | ({} if bias is None else {"bias": (bias, (channels,))})
+    if (said := misfit(**wanted)) is not None or taps <= MOST_TAPS:
+        return said
+    return f"the convolution has {taps} taps, and the kernel unrolls {MOST_TAPS} at most"
 
 
 @guard
-def there_is_a_filter_for_each_channel(x: torch.Tensor, weight: torch.Tensor) -> str | None:
-    return misfit(weight=(weight, (x.shape[1], 1, weight.shape[-1])))
+def filters_fit(x: torch.Tensor, weight: torch.Tensor) -> str | None:
+    return unfit(x, weight)

@@ -7,19 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard, misfit
+from tilegym_fx.spelling import guard
 
-#: The kernel's loop over the taps is unrolled.
-MOST_TAPS = 8
-
-
-@guard
-def taps_are_few(window: torch.Tensor, weight: torch.Tensor) -> str | None:
-    if weight.shape[-1] > MOST_TAPS:
-        return f"the convolution has {weight.shape[-1]} taps, and the kernel unrolls {MOST_TAPS} at most"
-    return None
+from .causal_conv1d import unfit
 
 
 @guard
-def there_is_a_filter_for_each_channel(window: torch.Tensor, weight: torch.Tensor) -> str | None:
-    return misfit(weight=(weight, (window.shape[1], 1, weight.shape[-1])))
+def filters_fit(window: torch.Tensor, weight: torch.Tensor) -> str | None:
+    return unfit(window, weight)

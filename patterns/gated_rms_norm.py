@@ -13,10 +13,15 @@ from tilegym_fx.spelling import guard, not_a_row_of, unequal
 WIDEST = 16384
 
 
+def unfit(hidden_states: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, groups: int) -> str | None:
+    """Why the kernel takes no such rows, for both of its Definitions."""
+    if hidden_states.shape[-1] > WIDEST * groups:
+        return f"a group has {hidden_states.shape[-1] // groups} columns, and the kernel holds {WIDEST} at most"
+    return not_a_row_of(hidden_states, weight=weight) or unequal(hidden_states=hidden_states, gate=gate)
+
+
 @guard
 def shapes_fit(
     hidden_states: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, groups: int
 ) -> str | None:
-    if hidden_states.shape[-1] > WIDEST * groups:
-        return f"a group has {hidden_states.shape[-1] // groups} columns, and the kernel holds {WIDEST} at most"
-    return not_a_row_of(hidden_states, weight=weight) or unequal(hidden_states=hidden_states, gate=gate)
+    return unfit(hidden_states, gate, weight, groups)

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard, not_a_row_of, unequal
+from tilegym_fx.spelling import guard
 
-#: A block of the kernel holds a whole group.
-WIDEST = 16384
+from .gated_rms_norm import unfit
 
 
 @guard
 def shapes_fit(
     hidden_states: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, groups: int
 ) -> str | None:
-    if hidden_states.shape[-1] > WIDEST * groups:
-        return f"a group has {hidden_states.shape[-1] // groups} columns, and the kernel holds {WIDEST} at most"
-    return not_a_row_of(hidden_states, weight=weight) or unequal(hidden_states=hidden_states, gate=gate)
+    return unfit(hidden_states, gate, weight, groups)

@@ -112,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse_idle_options(args: argparse.Namespace) -> None:
     """An option that would do nothing is not what the user meant."""
-    given = {name for name, value in vars(args).items() if value != parser().get_default(name)}
+    usual = parser()
+    given = {name for name, value in vars(args).items() if value != usual.get_default(name)}
     if args.all and (idle := given - _WITH_ALL - _WITH_BOTH):
         raise UsageError(f"{_flags(idle)} cannot be had for all model types at once", advice="Leave out --all, or that")
     if not args.all and (idle := given & _WITH_ALL):
