@@ -29,7 +29,7 @@ from functools import cache
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch, processor_count, with_hints
+from tilegym_fx.launch import covering_power, launch, processor_count, with_hints
 
 LOG2_E = math.log2(math.e)
 INFINITY = math.inf
@@ -338,12 +338,12 @@ def _attention(
         (
             q.unflatten(1, (key_heads, group)), k, v, mask, reaches, addend,
             sinks.view(key_heads, group) if sinks is not None else q, grouped, parts, states, inner, outer, fill,
-            members, queries, step, _power(width), _power(value_width), kind, mask_rows,
+            members, queries, step, covering_power(width), covering_power(value_width), kind, mask_rows,
             bias_heads, bias_rows, bias_last, softcap is not None, has_sink, shares == 1,
         ),
     )  # fmt: skip
     if shares > 1:
-        constants = (members, queries, _power(shares), _power(value_width))
+        constants = (members, queries, covering_power(shares), covering_power(value_width))
         grid = (group * length, batch * key_heads)
         launch(attention_variant_combine_kernel, grid, (parts, states, grouped, *constants))
     return y
@@ -353,10 +353,10 @@ def _attention(
 def pick_tiles(group: int, length: int, width: int, itemsize: int) -> tuple[int, int, int, int]:
     """HEADS, QUERIES, KEYS and blocks a multiprocessor, for `group` heads a key head and `length` queries."""
     if length <= DECODE_QUERIES:
-        queries = _power(length)
+        queries = covering_power(length)
         most = DECODE_ROWS if itemsize <= 2 else MIN_ROWS
-        members = max(min(_power(group), most // queries), MIN_ROWS // queries, 1)
-        return members, queries, MIN_KEYS if itemsize == 4 else max(MIN_KEYS, 8192 // _power(width)), 2
+        members = max(min(covering_power(group), most // queries), MIN_ROWS // queries, 1)
+        return members, queries, MIN_KEYS if itemsize == 4 else max(MIN_KEYS, 8192 // covering_power(width)), 2
     if itemsize == 4:
         return 1, 32 if width <= 64 else 16, MIN_KEYS, 1
     return (1, 64, 64, 2) if width <= 128 else (1, 64, 32, 1)
@@ -364,8 +364,3 @@ def pick_tiles(group: int, length: int, width: int, itemsize: int) -> tuple[int,
 
 def _unit_stride(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _power(size: int) -> int:
-    """The next power of two: a tile's side."""
-    return 1 << (size - 1).bit_length()

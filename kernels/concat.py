@@ -12,7 +12,7 @@ from __future__ import annotations
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import covering_power, launch
 
 #: Elements of one block.
 BLOCK = 4096
@@ -35,11 +35,6 @@ def concat_kernel(a, b, out_a, out_b, ROWS: Int, A_COLUMNS: Int, B_COLUMNS: Int)
     copy_part(b, out_b, ct.bid(1) % b.shape[1], ROWS, B_COLUMNS)
 
 
-def _power(size: int) -> int:
-    """The next power of two."""
-    return 1 << (size - 1).bit_length()
-
-
 def concat_last(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """`a` and `b` side by side.
 
@@ -53,8 +48,8 @@ def concat_last(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     batch, heads, positions, width = a.shape
     out = torch.empty(batch, heads, positions, width + b.shape[-1], dtype=a.dtype, device=a.device)
     if out.numel():
-        columns = [min(MAX_COLUMNS, _power(x.shape[-1])) for x in (a, b)]
-        rows = min(_power(positions), max(1, BLOCK // max(columns)))
+        columns = [min(MAX_COLUMNS, covering_power(x.shape[-1])) for x in (a, b)]
+        rows = min(covering_power(positions), max(1, BLOCK // max(columns)))
         grid = (-(-positions // rows), heads, batch)
         launch(concat_kernel, grid, (a, b, out[..., :width], out[..., width:], rows, *columns))
     return out

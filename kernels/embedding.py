@@ -8,9 +8,7 @@ from __future__ import annotations
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
-
-from .concat import _power
+from tilegym_fx.launch import covering_power, launch
 
 #: Elements of one block, and its most columns.
 BLOCK, MAX_COLUMNS = 4096, 1024
@@ -41,8 +39,8 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, padding_idx: int) -> torc
     out = torch.empty(*ids.shape, width, dtype=weight.dtype, device=weight.device)
     if out.numel():
         flat = ids.reshape(-1)
-        columns = min(MAX_COLUMNS, _power(width))
-        rows = min(_power(flat.numel()), max(1, BLOCK // columns))
+        columns = min(MAX_COLUMNS, covering_power(width))
+        rows = min(covering_power(flat.numel()), max(1, BLOCK // columns))
         grid = (-(-flat.numel() // rows), -(-width // columns))
         launch(embedding_kernel, grid, (flat, weight, out.view(-1, width), rows, columns))
     return out

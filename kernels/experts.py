@@ -29,7 +29,7 @@ from functools import cache
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch, with_hints
+from tilegym_fx.launch import covering_power, launch, with_hints
 
 #: Pairs that one step of the sort looks at.
 SORT_WIDTH = 1024
@@ -207,11 +207,6 @@ def pick_tiling(pairs: int, experts: int, itemsize: int) -> Tiling:
     return Tiling(64, 64, 64, 2) if average <= 64 else Tiling(128, 64, 64, 1)
 
 
-def _cover(size: int) -> int:
-    """The smallest power of two that is not below `size`."""
-    return 1 << (size - 1).bit_length()
-
-
 class _Pass:
     """What the launches of one call share: the sorted pairs and the cut of the products."""
 
@@ -228,7 +223,7 @@ class _Pass:
             launch(experts_sort_kernel, (count,), (top_k_index.reshape(-1), self.order, self.ends, SORT_WIDTH))
             self.tiling = tiling = pick_tiling(self.pairs, count, hidden_states.itemsize)
             self.blocks = min(self.pairs, self.pairs // tiling.rows + min(self.pairs, count))
-            self.cut = (_cover(count), tiling.rows, tiling.columns, tiling.depth)
+            self.cut = (covering_power(count), tiling.rows, tiling.columns, tiling.depth)
 
     def grid(self, columns: int) -> tuple[int, int]:
         return self.blocks, -(-columns // self.tiling.columns)
@@ -246,7 +241,7 @@ class _Pass:
                 out_first, bias is not None, *self.cut,
             ),
         )  # fmt: skip
-        width = min(SUM_WIDTH, _cover(self.hidden))
+        width = min(SUM_WIDTH, covering_power(self.hidden))
         grid = (-(-self.hidden // width), self.tokens)
         launch(experts_sum_kernel, grid, (rows, self.out, self.per_token, width))
         return self.out

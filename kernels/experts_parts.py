@@ -12,9 +12,9 @@ from __future__ import annotations
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import covering_power, launch
 
-from .experts import SORT_WIDTH, _cover, experts_sort_kernel
+from .experts import SORT_WIDTH, experts_sort_kernel
 
 #: Elements of one block, and its most columns.
 BLOCK, MAX_COLUMNS = 4096, 1024
@@ -69,8 +69,8 @@ def experts_rows(
     ends = torch.zeros(count, dtype=torch.int32, device=device)
     if pairs:
         launch(experts_sort_kernel, (count,), (top_k_index.reshape(-1), order, ends, SORT_WIDTH))
-        columns = min(MAX_COLUMNS, _cover(width))
-        height = min(_cover(pairs), max(1, BLOCK // columns))
+        columns = min(MAX_COLUMNS, covering_power(width))
+        height = min(covering_power(pairs), max(1, BLOCK // columns))
         grid = (-(-pairs // height), -(-width // columns))
         launch(experts_rows_kernel, grid, (hidden_states, order, rows, top_k_index.shape[1], height, columns))
     return rows, order, ends
@@ -93,8 +93,8 @@ def experts_combine(rows: torch.Tensor, top_k_weights: torch.Tensor, order: torc
         return out.zero_()
     inverse = torch.empty(pairs, dtype=torch.int32, device=rows.device)
     launch(experts_inverse_kernel, (-(-pairs // SORT_WIDTH),), (order, inverse, SORT_WIDTH))
-    choices = _cover(per_token)
-    columns = min(_cover(width), max(1, BLOCK // choices))
+    choices = covering_power(per_token)
+    columns = min(covering_power(width), max(1, BLOCK // choices))
     grid = (-(-width // columns), tokens)
     constants = (per_token, choices, columns)
     launch(experts_combine_kernel, grid, (rows, top_k_weights.reshape(-1), inverse, out, *constants))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import covering_power, launch
 
 from .mamba2 import ZERO, softplus
 
@@ -58,10 +58,6 @@ def delta_decay_kernel(a, rate, bias, out, ROWS: Int, COLUMNS: Int):
     ct.scatter(out, (row, column), -ct.exp(ct.astype(ct.gather(rate, column), ct.float32)) * softplus(step))
 
 
-def _power(size: int) -> int:
-    return 1 << (size - 1).bit_length()
-
-
 def gated_delta_step(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, state: torch.Tensor,
     eps: float,
@@ -84,8 +80,8 @@ def gated_delta_step(
     out = torch.empty((batch, heads, columns), dtype=torch.float32, device=state.device)
     after = torch.empty(state.shape, dtype=torch.float32, device=state.device)
     if after.numel():
-        key = _power(width)
-        tile = min(_power(columns), max(HELD // key, 1))
+        key = covering_power(width)
+        tile = min(covering_power(columns), max(HELD // key, 1))
         grid = (-(-columns // tile), heads, batch)
         sizes = (heads // k.shape[2], key, tile)
         launch(gated_delta_step_kernel, grid, (q, k, v, decay, beta, state, out, after, eps, width**0.5, *sizes))
@@ -103,8 +99,8 @@ def delta_decay(a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor) -> 
     out = torch.empty(a.shape, dtype=torch.float32, device=a.device)
     if out.numel():
         rows = a.reshape(-1, a.shape[-1])
-        width = min(_power(rows.shape[1]), TILE)
-        height = min(_power(rows.shape[0]), TILE // width)
+        width = min(covering_power(rows.shape[1]), TILE)
+        height = min(covering_power(rows.shape[0]), TILE // width)
         grid = (-(-rows.shape[0] // height), -(-rows.shape[1] // width))
         launch(delta_decay_kernel, grid, (rows, A_log, dt_bias, out.view(rows.shape), height, width))
     return out

@@ -32,7 +32,7 @@ import cuda.tile as ct
 import torch
 
 from tilegym_fx import tuning
-from tilegym_fx.launch import H200_PROCESSORS, launch, processor_count, with_hints
+from tilegym_fx.launch import H200_PROCESSORS, covering_power, launch, processor_count, with_hints
 
 # What the argument `mask` of the kernels is: their parameter MASK.
 NO_MASK = 0
@@ -367,7 +367,7 @@ def is_decode(length: int, group: int, itemsize: int, mask: torch.Tensor | None,
     """Whether the decode kernel takes `length` queries of `group` heads a key head."""
     if causal or length > DECODE_QUERIES or (mask is not None and mask.shape[1] > 1):
         return False
-    return _power(group) * _power(length) * itemsize**2 <= DECODE_TILE
+    return covering_power(group) * covering_power(length) * itemsize**2 <= DECODE_TILE
 
 
 def choose_prefill_tiling(width: int, itemsize: int, waves: float = 1.0) -> Tiling:
@@ -405,7 +405,7 @@ def choose_decode_tiling(
     """
     if itemsize == 4:
         return Tiling(0, 16, 3, blocks=2)
-    step = 8192 // _power(width)
+    step = 8192 // covering_power(width)
     unsearched = UNSEARCHED_STEPS * max(1, min(2 * processors // pairs, MAX_SHARES))
     is_wide = step * unsearched < keys <= 2 * step * unsearched
     return Tiling(0, 2 * step, 2, blocks=2) if is_wide else Tiling(0, step, 3, blocks=2)
@@ -432,7 +432,7 @@ def run_prefill(
         (batch * heads, -(-length // tiling.queries)),
         (
             q, k, v, mask, reaches, y, scale * LOG2_E,
-            tiling.queries, tiling.keys, _power(width), _power(v.shape[3]), causal, kind, mask_rows,
+            tiling.queries, tiling.keys, covering_power(width), covering_power(v.shape[3]), causal, kind, mask_rows,
         ),
     )  # fmt: skip
 
@@ -445,8 +445,8 @@ def run_decode(
     batch, heads, length, width = q.shape
     key_heads, keys, value_width = k.shape[1], k.shape[2], v.shape[3]
     group = heads // key_heads
-    queries = _power(length)
-    group_rows = max(_power(group), MIN_ROWS // queries)
+    queries = covering_power(length)
+    group_rows = max(covering_power(group), MIN_ROWS // queries)
     kind, mask_rows = NO_MASK, 1
     if mask is not None:
         kind = BOOLEAN if mask.dtype == torch.uint8 else ADDITIVE
@@ -469,12 +469,12 @@ def run_decode(
         (
             q.unflatten(1, (key_heads, group)), k, v, q if mask is None else mask,
             grouped, parts, tops, totals, scale * LOG2_E,
-            group_rows, queries, tiling.keys, _power(width), _power(value_width),
+            group_rows, queries, tiling.keys, covering_power(width), covering_power(value_width),
             kind, mask_rows, columns, search, shares == 1,
         ),
     )  # fmt: skip
     if shares > 1:
-        constants = (queries, _power(shares), _power(value_width))
+        constants = (queries, covering_power(shares), covering_power(value_width))
         launch(attention_combine_kernel, (group * length, pairs), (parts, tops, totals, grouped, *constants))
 
 
@@ -491,8 +491,3 @@ def _compact(mask: torch.Tensor, keys: int) -> torch.Tensor:
 
 def _unit_stride(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(3) == 1 else tensor.contiguous()
-
-
-def _power(size: int) -> int:
-    """The next power of two: a tile's side."""
-    return 1 << (size - 1).bit_length()

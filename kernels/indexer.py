@@ -14,7 +14,7 @@ from functools import cache
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import covering_power, launch
 
 #: Rows and columns of a product have at least this many elements on the matrix units.
 LEAST = 16
@@ -42,12 +42,7 @@ def indexer_scores_kernel(q, k, weights, out, scale, HEADS: Int, KEYS: Int, WIDT
 def pick_tiles(queries: int, heads: int, width: int, itemsize: int) -> tuple[int, int, int, int]:
     """HEADS, KEYS, WIDTH and POSITIONS of a block."""
     keys = 128 if queries > LEAST and itemsize == 2 else 32
-    return max(LEAST, _cover(heads)), keys, max(LEAST, _cover(width)), min(8, _cover(queries))
-
-
-def _cover(size: int) -> int:
-    """The smallest power of two that is not below `size`."""
-    return 1 << (size - 1).bit_length()
+    return max(LEAST, covering_power(heads)), keys, max(LEAST, covering_power(width)), min(8, covering_power(queries))
 
 
 def indexer_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, scale: float) -> torch.Tensor:

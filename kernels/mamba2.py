@@ -21,7 +21,7 @@ from __future__ import annotations
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import covering_power, launch
 
 Int = ct.Constant[int]
 
@@ -152,13 +152,9 @@ def mamba2_readout_kernel(state, x, outward, skip, out, SHARED: Int, COLUMNS: In
     ct.store(out, (batch, head, part), ct.astype(read + share * ct.astype(values, ct.float32), out.dtype))
 
 
-def _power(size: int) -> int:
-    return 1 << (size - 1).bit_length()
-
-
 def _columns(width: int, states: int, held: int) -> int:
     """Columns of a head that a block takes: as many as leave its states few enough."""
-    return max(min(_power(width), held // states), 1)
+    return max(min(covering_power(width), held // states), 1)
 
 
 def mamba2_scan(
@@ -188,7 +184,7 @@ def mamba2_scan(
     state = torch.empty((batch, heads, width, states), dtype=torch.float32, device=x.device)
     if not state.numel():
         return out, state
-    tile = _power(states)
+    tile = covering_power(states)
     columns = _columns(width, tile, HELD)
     grid = (-(-width // columns), heads, batch)
     sizes = (heads // groups, ROWS, columns, tile)
@@ -199,7 +195,7 @@ def mamba2_scan(
 def _at_one_position(state: torch.Tensor, shared: torch.Tensor) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """Grid and sizes of a pass over the states."""
     batch, heads, width, states = state.shape
-    tile = _power(states)
+    tile = covering_power(states)
     columns = _columns(width, tile, PASSED)
     return (-(-width // columns), heads, batch), (heads // shared.shape[1], columns, tile)
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
-
-from .concat import _power
+from tilegym_fx.launch import covering_power, launch
 
 #: Most ids of one step.
 MAX_WIDTH = 1024
@@ -45,6 +43,6 @@ def padded_positions(ids: torch.Tensor, padding_idx: int, past: int) -> torch.Te
     """
     out = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
     if out.numel():
-        width = min(MAX_WIDTH, _power(ids.shape[1]))
+        width = min(MAX_WIDTH, covering_power(ids.shape[1]))
         launch(padded_positions_kernel, (ids.shape[0],), (ids, out, padding_idx, past, width))
     return out

@@ -22,7 +22,7 @@ from functools import lru_cache
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import covering_power, launch
 
 #: Rows (head, position) of one block, if a half has 64 columns: four 16-byte loads in flight for each thread.
 BLOCK_ROWS = 32
@@ -120,15 +120,10 @@ def pick_tiles(heads: int, positions: int, half: int) -> tuple[int, int, int]:
     Up to MAX_HEADS heads share their cos and sin. POSITIONS fills the block up to BLOCK_ROWS rows of 64
     columns; in a decode step it is 1.
     """
-    lanes = _cover(half)
-    per_heads = min(MAX_HEADS, _cover(heads))
+    lanes = covering_power(half)
+    per_heads = min(MAX_HEADS, covering_power(heads))
     rows = max(1, BLOCK_ROWS * 64 // lanes // per_heads)
-    return per_heads, min(rows, _cover(positions)), lanes
-
-
-def _cover(size: int) -> int:
-    """The smallest power of two that is not below `size`."""
-    return 1 << (size - 1).bit_length()
+    return per_heads, min(rows, covering_power(positions)), lanes
 
 
 def _rotated(

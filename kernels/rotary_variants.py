@@ -26,7 +26,7 @@ from functools import lru_cache
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import covering_power, launch
 
 HALVES = 0
 PAIRS = 1
@@ -99,15 +99,10 @@ def rotary_variant_kernel(
 @lru_cache(maxsize=4096)
 def pick_tiles(heads: int, positions: int, width: int) -> tuple[int, int, int]:
     """HEADS, POSITIONS and COLUMNS of a block, for a number of heads, of positions, and a head's width."""
-    columns = _cover(width)
-    per_heads = min(MAX_HEADS, _cover(heads))
+    columns = covering_power(width)
+    per_heads = min(MAX_HEADS, covering_power(heads))
     rows = max(1, BLOCK // columns // per_heads)
-    return per_heads, min(rows, _cover(positions)), columns
-
-
-def _cover(size: int) -> int:
-    """The smallest power of two that is not below `size`."""
-    return 1 << (size - 1).bit_length()
+    return per_heads, min(rows, covering_power(positions)), columns
 
 
 def _launch(arrays: tuple[torch.Tensor, ...], layout: int, rotated: int, angles: int, rounded: bool) -> None:

@@ -16,7 +16,7 @@ from functools import cache
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import covering_power, launch
 
 #: Logits of one block.
 BLOCK = 2048
@@ -62,13 +62,8 @@ def router_kernel(
 @cache
 def pick_rows(tokens: int, experts: int) -> tuple[int, int]:
     """ROWS and EXPERTS of a block."""
-    lanes = _power(experts)
-    return min(max(1, BLOCK // lanes), _power(tokens)), lanes
-
-
-def _power(size: int) -> int:
-    """The next power of two."""
-    return 1 << (size - 1).bit_length()
+    lanes = covering_power(experts)
+    return min(max(1, BLOCK // lanes), covering_power(tokens)), lanes
 
 
 def _route(
@@ -81,7 +76,7 @@ def _route(
         tokens = weights.numel() // k
         rows, lanes = pick_rows(tokens, logits.shape[-1])
         arrays = (logits.reshape(tokens, -1), weights.view(tokens, k), index.view(tokens, k))
-        constants = (last, normalize, k, rows, lanes, _power(k))
+        constants = (last, normalize, k, rows, lanes, covering_power(k))
         launch(router_kernel, (-(-tokens // rows),), (*arrays, *constants))
     return weights, index
 

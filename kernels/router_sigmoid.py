@@ -15,9 +15,9 @@ import math
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch
+from tilegym_fx.launch import covering_power, launch
 
-from .router import _power, pick_rows
+from .router import pick_rows
 
 INFINITY = math.inf
 
@@ -86,7 +86,7 @@ def _route(
     index = torch.empty(tokens, k, dtype=torch.int64, device=logits.device)
     if tokens:
         rows, lanes = pick_rows(tokens, experts)
-        constants = (k, groups, kept, rows, lanes, _power(k), _power(groups))
+        constants = (k, groups, kept, rows, lanes, covering_power(k), covering_power(groups))
         launch(router_sigmoid_kernel, (-(-tokens // rows),), (logits, bias, weights, index, eps, scale, *constants))
     return weights, index
 

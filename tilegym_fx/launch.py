@@ -125,6 +125,11 @@ def processor_count(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+def covering_power(size: int) -> int:
+    """The smallest power of two that is not below ``size``, 1 or more: a tile's side."""
+    return 1 << (size - 1).bit_length()
+
+
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
     """Record launches on CPU and meta tensors instead of running them.
