@@ -7,7 +7,6 @@ these times are meant to be trusted. Graphs are expected in the normal form.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from tilegym_fx.errors import UsageError
+from tilegym_fx.errors import UsageError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,7 @@ def get_device(name: str) -> Device:
     key = _key(name)
     if key in DEVICES:
         return DEVICES[key]
-    near = difflib.get_close_matches(key, DEVICES, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    raise UsageError(f"unknown device {name!r}{hint}", advice=f"Give one of {', '.join(DEVICES)}")
+    raise UsageError(f"unknown device {name!r}", advice=f"Give one of {', '.join(DEVICES)}{did_you_mean(key, DEVICES)}")
 
 
 def device_of(device: torch.device | None) -> Device:

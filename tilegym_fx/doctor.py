@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 
 from tilegym_fx import ops, settings, tuning
-from tilegym_fx.errors import KernelError, SettingsError, TilegymFxError
+from tilegym_fx.errors import KernelError, SettingsError, TilegymFxError, did_you_mean
 from tilegym_fx.inventory import load, shipped_root
 
 Status = Literal["ok", "note", "problem"]
@@ -199,7 +199,10 @@ def settings_check(unknown: Sequence[str]) -> Check:
     """Whether every TILEGYM_FX_* variable in the environment means something."""
     if not unknown:
         return Check("settings", "ok", "no unknown variable")
-    return Check("settings", "note", f"{', '.join(unknown)} mean nothing", f"There are {', '.join(settings.VARIABLES)}")
+    meant = {name.removeprefix(settings.PREFIX): name for name in settings.VARIABLES}
+    near = did_you_mean(unknown[0].removeprefix(settings.PREFIX), meant, meant)
+    advice = f"There are {', '.join(settings.VARIABLES)}{near}"
+    return Check("settings", "note", f"{', '.join(unknown)} mean nothing", advice)
 
 
 def cache_check(folder: Path) -> Check:

@@ -5,9 +5,10 @@ A front door catches :class:`TilegymFxError` and prints ``error: <message>`` on 
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,20 @@ def _clause(text: str) -> str:
     """One line without the full stop at its end; the three dots of something cut stay."""
     line = " ".join(text.split())
     return line if line.endswith("...") else line.rstrip(".")
+
+
+def did_you_mean(name: str, known: Iterable[str], meant: Mapping[str, str] | None = None) -> str:
+    """What is known that looks like a name that is not, to be put behind an advice; empty where nothing does.
+
+    Args:
+        name: What was asked for. Its case does not count.
+        known: Every spelling that would have been understood.
+        meant: Spelling -> the name to show for it, where that is another one.
+    """
+    shown = {spelling.lower(): (meant or {}).get(spelling, spelling) for spelling in known}
+    near = difflib.get_close_matches(name.lower(), shown, n=3, cutoff=0.6)
+    names = ", ".join(dict.fromkeys(f"`{shown[spelling]}`" for spelling in near))
+    return f"; did you mean {names}" if names else ""
 
 
 class UsageError(TilegymFxError):

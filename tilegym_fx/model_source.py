@@ -6,7 +6,6 @@ hub. Only configurations are read, never weights, and code that comes with one o
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import re
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from tilegym_fx.errors import UnknownModelError
+from tilegym_fx.errors import UnknownModelError, did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -254,8 +253,7 @@ def _reachable(endpoint: str) -> bool:
 
 
 def _unknown(name: str, problem: str, advice: str = UnknownModelError.advice) -> UnknownModelError:
-    near = _nearest(name)
-    return UnknownModelError(f"{name!r} {problem}", advice=f"{advice}; did you mean {near}" if near else advice)
+    return UnknownModelError(f"{name!r} {problem}", advice=f"{advice}{_nearest(name)}")
 
 
 def _unknown_type(name: str, model_type: str | None) -> UnknownModelError:
@@ -263,21 +261,16 @@ def _unknown_type(name: str, model_type: str | None) -> UnknownModelError:
 
     if not model_type:
         return _unknown(name, "has a config.json without a model_type")
-    near = _nearest(model_type)
-    advice = f"Upgrade transformers{f', or did you mean {near}' if near else ''}"
     problem = f"has the model type {model_type!r}, which transformers {transformers.__version__} does not know"
-    return UnknownModelError(f"{name!r} {problem}", advice=advice)
+    return UnknownModelError(f"{name!r} {problem}", advice=f"Upgrade transformers{_nearest(model_type)}")
 
 
 def _nearest(name: str) -> str:
-    """The most similar ids and model types, as `a`, `b`; empty when nothing is similar."""
+    """The most similar ids, with or without their owners, and model types, as the end of an advice."""
     from transformers import CONFIG_MAPPING
 
-    spelled = {key.lower(): key for key in CONFIG_MAPPING}
-    for model_id in shipped_models():
-        spelled |= {model_id.lower(): model_id, model_id.split("/")[-1].lower(): model_id}
-    close = difflib.get_close_matches(name.lower(), list(spelled), n=3, cutoff=0.6)
-    return ", ".join(dict.fromkeys(f"`{spelled[match]}`" for match in close))
+    without_owner = {model_id.split("/")[-1]: model_id for model_id in shipped_models()}
+    return did_you_mean(name, (*CONFIG_MAPPING, *shipped_models(), *without_owner), without_owner)
 
 
 def _one_line(error: BaseException) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .cost import Device, node_seconds, region_seconds
-from .errors import MatchError
+from .errors import MatchError, UnknownNameError, did_you_mean
 from .results import Match, Plan, PlannedMatch, Rejection
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _require_known(policy: Policy, inventory: Inventory) -> None:
         if unknown:
             raise MatchError(
                 f"{option}= names {unknown[0]!r}, which is no Definition",
-                advice="`python -m tilegym_fx.inventory list` shows the names that exist",
+                advice=f"{UnknownNameError.advice}{did_you_mean(unknown[0], inventory.definitions)}",
             )
 
 

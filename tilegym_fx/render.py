@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -12,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from . import folding
-from .errors import UsageError
+from .errors import UsageError, did_you_mean
 from .folding import Folding
 from .results import Match, Rejection
 from .survey import PhaseSurvey, Survey, short, versions
@@ -147,11 +146,10 @@ def _check_wanted(found: Survey, wanted: str, definitions: Collection[str]) -> N
     names = set(_names(found))
     if wanted in definitions or any(wanted in name for name in names):
         return
-    near = difflib.get_close_matches(wanted, {*names, *definitions}, n=3, cutoff=0.6)
-    hint = f"; did you mean {', '.join(f'`{name}`' for name in near)}" if near else ""
+    near = did_you_mean(wanted, {*names, *definitions})
     raise UsageError(
         f"nothing in {found.source.name} is called {wanted!r}",
-        advice=f"Give a Definition, a class, a module path, a file or file:line{hint}",
+        advice=f"Give a Definition, a class, a module path, a file or file:line{near}",
     )
 
 

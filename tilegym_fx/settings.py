@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tilegym_fx.errors import SettingsError
 
-_PREFIX = "TILEGYM_FX_"
+PREFIX = "TILEGYM_FX_"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 
@@ -65,7 +65,7 @@ def foreign_toolkits() -> dict[str, str]:
 
 def unknown_variables() -> tuple[str, ...]:
     """Names in the environment that start like ours and are not ours: misspelt, or of another version."""
-    return tuple(sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in VARIABLES))
+    return tuple(sorted(name for name in os.environ if name.startswith(PREFIX) and name not in VARIABLES))
 
 
 def _flag(name: str) -> bool:

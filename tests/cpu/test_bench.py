@@ -489,10 +489,10 @@ def test_a_peer_that_is_not_installed_is_left_out_aloud(
 ) -> None:
     monkeypatch.setattr(patches, "is_installed", lambda peer: False)
     assert main(["llama", "--dry-run", "--peers", "liger", "--variants", "nothing"]) == 1
-    assert main(["llama", "--dry-run", "--peers", "fast"]) == 1
+    assert main(["llama", "--dry-run", "--peers", "ligre"]) == 1
     said = capsys.readouterr().err
     assert "liger is not installed, so it is left out" in said
-    assert "'fast' is no peer" in said
+    assert "'ligre' is no peer. Give some of liger, tilegym; did you mean `liger`." in said
 
 
 # The command

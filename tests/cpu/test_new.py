@@ -193,6 +193,7 @@ def test_nothing_is_overwritten(root: Path, capsys: pytest.CaptureFixture[str]) 
         (["fine", "--op-type", "x", "--like", "nobody"], "no Definition 'nobody'"),
         (["fine", "--op-type", "x", "--from-draft", "nowhere.json"], "no draft Definition"),
         (["--status", "nobody"], "no file of 'nobody'"),
+        (["fine", "--op-type", "x", "--like", "rms_nrom"], "did you mean `rms_norm`"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -203,6 +204,11 @@ def test_bad_input_is_one_line(
     assert message in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+def test_the_status_of_a_misspelt_name_names_the_nearest(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--status", "plantde_op", "--root", str(root)]) == 1
+    assert "did you mean `planted_op`" in capsys.readouterr().err
 
 
 def test_a_draft_that_no_kernel_can_be_written_for_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

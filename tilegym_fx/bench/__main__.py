@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tilegym_fx.errors import TilegymFxError, UsageError, make_folder, writing
+from tilegym_fx.errors import TilegymFxError, UsageError, did_you_mean, make_folder, writing
 
 from . import patches
 from .cases import DEFAULT_CASES, DEFAULT_VARIANTS, PEERS, VARIANTS, get_variant, parse_cases
@@ -132,7 +132,9 @@ def _peers(args: argparse.Namespace) -> list[str]:
     chosen = []
     for peer in filter(None, args.peers.split(",")):
         if peer not in PEERS:
-            raise UsageError(f"{peer!r} is no peer", advice=f"Give some of {', '.join(PEERS)}")
+            raise UsageError(
+                f"{peer!r} is no peer", advice=f"Give some of {', '.join(PEERS)}{did_you_mean(peer, PEERS)}"
+            )
         if args.here:
             raise UsageError("a peer patches its whole process", advice="Leave out --here or --peers")
         if patches.is_installed(peer):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tilegym_fx.errors import UsageError
+from tilegym_fx.errors import UsageError, did_you_mean
 
 Kind = Literal["prefill", "decode", "generate"]
 Mode = Literal["eager", "compile", "graphs"]
@@ -72,7 +72,8 @@ def _parse(kind: str, size: str) -> Case:
     found = _SYNTAX[kind].fullmatch(size) if kind in _SYNTAX else None
     numbers = [int(number) for number in found.groups()] if found else [0]
     if 0 in numbers:
-        raise UsageError(f"{kind}:{size} is no phase", advice=f"Write them like {_EXAMPLES}")
+        near = "" if kind in _SYNTAX else did_you_mean(kind, _SYNTAX)
+        raise UsageError(f"{kind}:{size} is no phase", advice=f"Write them like {_EXAMPLES}{near}")
     return Case(kind, *numbers)  # type: ignore[arg-type]
 
 
@@ -135,5 +136,7 @@ def get_variant(name: str) -> Variant:
         UsageError: There is none.
     """
     if name not in VARIANTS:
-        raise UsageError(f"{name!r} is no variant", advice=f"Give some of {', '.join(VARIANTS)}")
+        raise UsageError(
+            f"{name!r} is no variant", advice=f"Give some of {', '.join(VARIANTS)}{did_you_mean(name, VARIANTS)}"
+        )
     return VARIANTS[name]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..errors import UsageError, make_folder, writing
+from ..errors import UsageError, did_you_mean, make_folder, writing
 from ..model_source import causal_model_types
 from ..survey import versions
 from .page import as_page
@@ -39,7 +39,8 @@ def run_all(
     strangers = sorted(set(only) - set(known))
     if strangers:
         raise UsageError(
-            f"{strangers[0]!r} is no model type of a causal language model", advice="Without names, all are tried"
+            f"{strangers[0]!r} is no model type of a causal language model",
+            advice=f"Without names, all are tried{did_you_mean(strangers[0], known)}",
         )
     if limit <= 0 or jobs < 1:
         raise UsageError(f"--limit {limit:g} and --jobs {jobs} leave nothing to run", advice="Give positive numbers")

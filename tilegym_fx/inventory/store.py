@@ -11,7 +11,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tilegym_fx import settings
-from tilegym_fx.errors import InventoryError, KernelError, UnknownNameError
+from tilegym_fx.errors import InventoryError, KernelError, UnknownNameError, did_you_mean
 from tilegym_fx.inventory.code import load_file, reference_function
 from tilegym_fx.inventory.collect import Collection, Entry, RecordT, collect
 from tilegym_fx.inventory.layout import Root, detect, shipped_root
@@ -219,5 +219,6 @@ def _text(entry: Entry[Solution], source: str) -> str:
 
 def _get(entries: Mapping[str, Entry[RecordT]], name: str, kind: str) -> Entry[RecordT]:
     if name not in entries:
-        raise UnknownNameError(f"there is no {kind} {name!r}")
+        advice = f"{UnknownNameError.advice}{did_you_mean(name, entries)}"
+        raise UnknownNameError(f"there is no {kind} {name!r}", advice=advice)
     return entries[name]

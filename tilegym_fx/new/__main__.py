@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilegym_fx.errors import TilegymFxError, UsageError
+from tilegym_fx.errors import TilegymFxError, UsageError, did_you_mean
 from tilegym_fx.inventory import shipped_root
 
 from . import scaffold
@@ -46,7 +46,9 @@ def _new(args: argparse.Namespace) -> int:
     root = (args.root or scaffold.default_root()).resolve()
     if args.status:
         if not any(path.exists() for path in scaffold.files_of(args.status, root).values()):
-            raise UsageError(f"{root} has no file of {args.status!r}", advice="Create them: new NAME --op-type T")
+            near = did_you_mean(args.status, (file.stem for file in (root / "definitions").glob("*.json")))
+            advice = f"Create them: new NAME --op-type T{near}"
+            raise UsageError(f"{root} has no file of {args.status!r}", advice=advice)
         return _print_steps(args.status, root)
     if not args.name or not args.op_type:
         raise UsageError("a new kernel needs NAME and --op-type")

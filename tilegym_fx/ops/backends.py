@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tilegym_fx.errors import KernelError, UsageError
+from tilegym_fx.errors import KernelError, UsageError, did_you_mean
 
 Implementation = TypeVar("Implementation", bound=Callable[..., Any])
 
@@ -132,8 +132,9 @@ def on_this_call(backend: str) -> Iterator[None]:
 
 def _require_known(backend: str) -> None:
     if backend not in BUILT_IN and not is_backend_available(backend):
-        known = ", ".join(dict.fromkeys((*BUILT_IN, *(b for _, b in _registered))))
-        raise UsageError(f"there is no backend {backend!r}", advice=f"Give one of {known}")
+        known = tuple(dict.fromkeys((*BUILT_IN, *(b for _, b in _registered))))
+        advice = f"Give one of {', '.join(known)}{did_you_mean(backend, known)}"
+        raise UsageError(f"there is no backend {backend!r}", advice=advice)
 
 
 def _advice(backend: str) -> str:

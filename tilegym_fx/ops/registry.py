@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.library import Library, register_autograd, register_fake
 
-from tilegym_fx.errors import KernelError
+from tilegym_fx.errors import KernelError, UnknownNameError, did_you_mean
 
 from .gradient import Gradient
 from .op import Op
@@ -61,7 +61,8 @@ def overload(name: str) -> torch._ops.OpOverload:
 
         register(load())
     if name not in _ops:
-        raise KernelError(f"there is no op {name!r}", advice="`python -m tilegym_fx.inventory list` shows the names")
+        advice = f"{UnknownNameError.advice}{did_you_mean(name, _ops)}"
+        raise KernelError(f"there is no op {name!r}", advice=advice)
     found: torch._ops.OpOverload = getattr(torch.ops.tilegym_fx, name).default
     return found
 
