@@ -25,6 +25,7 @@ from .errors import UsageError
 from .export.sites import site_of
 from .inventory import load
 from .normalize import pin_gradients
+from .ops import lower_as_calls
 from .pipeline import Outcome, find
 from .plan import Policy
 from .results import Plan, Rejection
@@ -180,6 +181,7 @@ def _inductor(
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
+    lower_as_calls()
     patches = {**(list_mode_options(mode) if mode else {}), **options}
     compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
     return cast("Callable[..., Any]", compiled)

@@ -35,6 +35,7 @@ from .export.trace import describe
 from .folder_form import emitted_path, make_emitted_folder
 from .inventory import Inventory, load
 from .live_report import Report
+from .ops import lower_as_calls
 from .pipeline import Outcome, find
 from .plan import Policy
 from .provenance import Provenance, record
@@ -101,6 +102,7 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
     if not made.text:
         return _unchanged(model, _why_nothing(report), strict, MatchError(_why_nothing(report)))
     _reports[model] = _reports[inner] = report.with_checks(checked.checks, checked.no_wider)
+    lower_as_calls()  # whoever compiles the model later, and however
     if compile_options is not None:
         model.compile(**compile_options)
     return model

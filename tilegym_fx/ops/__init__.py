@@ -13,6 +13,7 @@ Which implementation runs can be chosen, for all calls or for one::
     op         the implementations behind one op
     registry   ops made of Definitions
     call       what ``tilegym_fx.ops.<name>`` is
+    lowering   what inductor makes of them
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .backends import (
     set_backend,
 )
 from .call import NamedOp
+from .lowering import lower_as_calls
 from .op import fallbacks, runs_on
 from .registry import names, overload, register, schema_of
 
@@ -37,6 +39,7 @@ __all__ = [
     "get_available_backends",
     "get_current_backend",
     "is_backend_available",
+    "lower_as_calls",
     "names",
     "overload",
     "register",

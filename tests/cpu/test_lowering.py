@@ -1,0 +1,58 @@
+"""Inductor knows our ops before it meets one, so it never writes a call's whole history into a log message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fresh_compiler import fresh_compiler
+from torch import nn
+from torch._inductor import config, graph, lowering
+
+import tilegym_fx
+from tilegym_fx import backend, ops
+
+
+@pytest.fixture(autouse=True)
+def unknown_to_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No op of ours is known, and that inductor makes its own of one is an error."""
+
+    def make_fallback(op: Any, **_: Any) -> None:
+        raise AssertionError(f"inductor did not know {op}")
+
+    for op in map(ops.overload, ops.names()):
+        monkeypatch.delitem(lowering.lowerings, op, raising=False)
+    monkeypatch.setattr(graph, "make_fallback", make_fallback)
+
+
+class Gate(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.nn.functional.silu(x) * y)
+
+
+def run(code: Any, compiler: Any) -> None:
+    fresh_compiler()
+    x, y = torch.randn(3, 8), torch.randn(3, 8)
+    with torch.no_grad(), config.patch(force_disable_caches=True):  # else a graph of an earlier run is taken
+        torch.testing.assert_close(torch.compile(code, backend=compiler)(x, y), Gate()(x, y))
+
+
+def test_the_backend_tells_inductor_beforehand() -> None:
+    run(Gate(), backend.tilegym_fx_backend)
+    assert ops.overload("silu_mul") in lowering.lowerings
+
+
+def test_kernelize_tells_it_for_whoever_compiles_later() -> None:
+    run(tilegym_fx.kernelize(Gate(), inputs=(torch.randn(3, 8), torch.randn(3, 8))), "inductor")
+
+
+def test_without_being_told_it_does_not_know() -> None:
+    with pytest.raises(Exception, match="did not know"):
+        run(lambda x, y: torch.tanh(ops.silu_mul(x, y)), "inductor")
+
+
+def test_our_ops_get_the_layouts_that_inductor_itself_would_ask_for() -> None:
+    ops.lower_as_calls()
+    op = ops.overload("silu_mul")
+    assert lowering.maybe_layout_constraints(op) is lowering.constrain_to_fake_tensors
