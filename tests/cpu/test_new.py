@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
+from tilegym_fx.errors import UsageError
 from tilegym_fx.inventory import store
 from tilegym_fx.inventory.check import check
 from tilegym_fx.new import __main__ as command
@@ -183,6 +184,42 @@ def test_nothing_is_overwritten(root: Path, capsys: pytest.CaptureFixture[str]) 
     err = capsys.readouterr().err
     assert err.startswith("error: definitions/planted_op.json exists")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("like", [[], ["--like", "silu_mul"]], ids=["nothing", "like"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rms_norm", "there is a Definition 'rms_norm' already"),
+        ("class", "Python has that word"),
+        ("register", "tilegym_fx.ops.register is something else"),
+        ("name", "torch.ops.tilegym_fx.name is something else"),
+        ("launch", "'launch' is something else in the kernel's file"),
+        ("ct", "'ct' is something else in the kernel's file"),
+    ],
+)
+def test_a_name_that_is_taken_is_refused_before_anything_is_written(
+    name: str, message: str, like: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([name, "--op-type", "activation", "--root", str(tmp_path), *like]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_name_of_another_kernels_solution_is_taken_too(root: Path) -> None:
+    files = scaffold.files_of("planted_op", root)
+    record = json.loads(files["solution"].read_text())
+    files["solution"].with_name("second_op.json").write_text(json.dumps({**record, "name": "planted_op_in_rows"}))
+    with pytest.raises(UsageError, match="there is a Solution 'planted_op_in_rows' already"):
+        scaffold.require_new("planted_op_in_rows", root)
+
+
+@pytest.mark.parametrize("name", ["match", "classes", "launches", "print"])
+def test_a_name_that_only_looks_taken_is_not_refused(name: str, tmp_path: Path) -> None:
+    scaffold.require_new(name, tmp_path)
+    assert scaffold.write(name, scaffold.from_nothing(name, "activation"), tmp_path).new
 
 
 @pytest.mark.parametrize(

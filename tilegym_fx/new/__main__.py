@@ -52,6 +52,7 @@ def _new(args: argparse.Namespace) -> int:
         return _print_steps(args.status, root)
     if not args.name or not args.op_type:
         raise UsageError("a new kernel needs NAME and --op-type")
+    scaffold.require_new(args.name, root)
     parts = _parts(args, root)
     written = scaffold.write(args.name, parts, root)
     for path in written.new:

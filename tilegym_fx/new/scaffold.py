@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
+import keyword
 import re
 import subprocess
 import sys
@@ -12,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+from tilegym_fx import ops
 from tilegym_fx.errors import InventoryError, KernelError, UsageError
 from tilegym_fx.inventory import Inventory, load, shipped_root
 from tilegym_fx.inventory.solution_rules import files_needed
@@ -188,6 +193,52 @@ class Written(NamedTuple):
     changed: tuple[Path, ...]
 
 
+def require_new(name: str, root: Path) -> None:
+    """Refuse a name under which no kernel can be added to a root, before anything is made of it.
+
+    Raises:
+        UsageError: It is no good, or taken, in the root or in the shipped inventory.
+    """
+    _require_name(name)
+    _require_no_file(name, root)
+    inventory = inventory_of(root)
+    if name in inventory.definitions or name in inventory.solutions:
+        kind = "Definition" if name in inventory.definitions else "Solution"
+        raise UsageError(f"there is a {kind} {name!r} already", advice="Take another name, and start with --like")
+
+
+def _require_name(name: str, kernel: str = "") -> None:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name for an op", advice="Use a-z, 0-9 and _, a letter first")
+    if keyword.iskeyword(name):
+        raise UsageError(f"{name!r} is no name for an op: Python has that word", advice="Take another name")
+    for shown, home in (("tilegym_fx.ops", ops), ("torch.ops.tilegym_fx", torch.ops.tilegym_fx)):
+        if name in vars(home) and name not in ops.names():
+            raise UsageError(f"{shown}.{name} is something else than an op", advice="Take another name")
+    if _global_names(kernel).count(name) > 1:
+        raise UsageError(f"{name!r} is something else in the kernel's file", advice="Take another name")
+
+
+def _global_names(kernel: str) -> list[str]:
+    """What a file defines or imports, as often as it does; nothing of one that is no Python."""
+    try:
+        statements = ast.parse(kernel).body
+    except SyntaxError:
+        return []
+    names = [s.name for s in statements if isinstance(s, ast.FunctionDef)]
+    imported = [a for s in statements if isinstance(s, ast.Import | ast.ImportFrom) for a in s.names]
+    return names + [alias.asname or alias.name.split(".")[0] for alias in imported]
+
+
+def _require_no_file(name: str, root: Path) -> None:
+    for path in files_of(name, root).values():
+        if path.exists():
+            raise UsageError(
+                f"{path.relative_to(root)} exists",
+                advice=f"Take another name, or see `python -m tilegym_fx.new --status {name}`",
+            )
+
+
 def write(name: str, parts: Parts, root: Path) -> Written:
     """Write every file of a new kernel.
 
@@ -195,15 +246,9 @@ def write(name: str, parts: Parts, root: Path) -> Written:
         UsageError: The name is no good, or a file of it exists.
         InventoryError: The Definition is inconsistent.
     """
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name for an op", advice="Use a-z, 0-9 and _, a letter first")
+    _require_name(name, parts.kernel or "")
+    _require_no_file(name, root)
     files = files_of(name, root)
-    existing = [path for path in files.values() if path.exists()]
-    if existing:
-        raise UsageError(
-            f"{existing[0].relative_to(root)} exists",
-            advice=f"Take another name, or see `python -m tilegym_fx.new --status {name}`",
-        )
     try:
         definition = Definition.model_validate(parts.definition)
     except ValueError as error:
