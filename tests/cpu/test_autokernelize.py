@@ -323,6 +323,32 @@ def test_figures_of_two_kinds_are_not_mixed(place: Path, tmp_path: Path) -> None
         run(asked, lambda line: None)
 
 
+def test_each_function_of_a_file_has_results_of_its_own(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = options(place, tmp_path / "root", "one", most=0)
+    done = Ledger(
+        asked.model,
+        environment(dry_run=True, device="h200"),
+        [Row(0, "keep", "baseline"), Row(1, "discard", "no", key="a")],
+    )
+    book.save(done, asked.results)
+    file = asked.model.partition("::")[0]
+    assert book.read(asked.results, asked.model) == done
+    assert book.read(asked.results, f"{file}::mixed") is None
+    monkeypatch.chdir(Path(file).parent)
+    assert book.read(asked.results, f"./{Path(file).name}::one") == done
+    assert book.read(asked.results, f"{tmp_path}/{Path(file).name}::one") is None
+
+
+def test_models_whose_files_would_have_one_name_are_not_mixed(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    asked = Options("org/model", tmp_path / "root", tmp_path / "results", dry_run=True, init=True)
+    book.save(Ledger("org_model", environment(dry_run=True, device="h200")), asked.results)
+    with pytest.raises(UsageError, match=r"state\.json is of another model, org_model"):
+        run(asked, lambda line: None)
+
+
 def test_a_folder_is_made_a_repository_only_when_asked(tmp_path: Path) -> None:
     (tmp_path / "root" / "kernels").mkdir(parents=True)
     (tmp_path / "root" / "kernels" / "mine.py").write_text("")

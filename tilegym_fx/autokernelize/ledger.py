@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -87,10 +88,15 @@ class Ledger:
 
 
 def slug(model: str) -> str:
-    """The model's name as part of a file name."""
+    """The model's name as part of a file name.
+
+    A function is named with its file, and with what tells that from a file of the same name in another folder.
+    """
     path, _, function = model.partition("::")
-    stem = Path(path).stem if function else path
-    return "".join(c if c.isalnum() or c in "-._" else "_" for c in stem)
+    if function:
+        where = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:6]
+        model = f"{Path(path).stem}.{function}-{where}"
+    return "".join(c if c.isalnum() or c in "-._" else "_" for c in model)
 
 
 def state_file(results: Path, model: str) -> Path:

@@ -110,6 +110,9 @@ def _opened(options: Options, repository: Repository, found: dict[str, str]) -> 
     """The ledger of this run, new or of an earlier one, with the tree put back if that was killed."""
     repository.start()
     known = book.read(options.results, options.model)
+    if known is not None and known.model != options.model and not is_file(options.model):  # one file has many paths
+        file = book.state_file(options.results, options.model)
+        raise UsageError(f"{file} is of another model, {known.model}", advice="Take another --results")
     if known is not None and known.running is not None:
         _recover(repository, known, _folder(options, known.running))
     require_clean(repository, options.results)
