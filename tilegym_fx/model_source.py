@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from tilegym_fx.errors import UnknownModelError, did_you_mean
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig
 
 Provenance = Literal["shipped table", "folder", "model type", "hub"]
@@ -58,6 +59,16 @@ class ModelSource:
     @property
     def model_type(self) -> str:
         return str(self.config.model_type)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its parameters as its checkpoint has them; bfloat16 where that says nothing, or has none to compute in."""
+        import torch
+
+        asked = getattr(self.config, "dtype", None)
+        if isinstance(asked, torch.dtype) and asked.is_floating_point and asked.itemsize > 1:
+            return asked
+        return torch.bfloat16
 
     @property
     def quantised(self) -> str | None:
@@ -205,6 +216,8 @@ def _language_config(name: str, config: PreTrainedConfig, *, trust: bool = False
     ):
         for candidate in parts:
             if candidate.model_type in table:
+                if candidate.dtype is None and config.dtype is not None:  # said once, for all parts
+                    candidate.dtype = config.dtype
                 return candidate
     raise UnknownModelError(
         f"{name!r} has the model type {config.model_type!r}, for which transformers"

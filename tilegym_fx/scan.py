@@ -51,7 +51,9 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         help="prompt length, and cache length in decode (default: 2048, or what the model has positions for)",
     )
-    p.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
+    p.add_argument(
+        "--dtype", choices=_DTYPES, help="of the weights (default: what the configuration says, or bfloat16)"
+    )
     p.add_argument(
         "--inventory",
         type=Path,
@@ -158,7 +160,7 @@ def _scan(args: argparse.Namespace, console: Console) -> int:
             policy,
             batch=args.batch,
             seq=args.seq,
-            dtype=_DTYPES[args.dtype],
+            dtype=_DTYPES.get(args.dtype),
             phases=args.phase or PHASES,
             trust_remote_code=args.trust_remote_code,
             forms=args.forms,

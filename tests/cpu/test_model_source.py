@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import constants
 from transformers import CONFIG_MAPPING, dynamic_module_utils
 
@@ -104,6 +105,31 @@ class TestFolder:
         config = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 6}}
         source = resolve_model(folder(tmp_path, config))
         assert (source.model_type, source.config.num_hidden_layers) == ("gemma3_text", 6)
+
+    @pytest.mark.parametrize(
+        ("said", "dtype"),
+        [
+            ({"dtype": "float16"}, torch.float16),
+            ({"torch_dtype": "float32"}, torch.float32),
+            ({}, torch.bfloat16),
+            ({"dtype": "int8"}, torch.bfloat16),
+            ({"dtype": "float8_e4m3fn"}, torch.bfloat16),
+        ],
+        ids=str,
+    )
+    def test_the_dtype_is_the_checkpoints_where_it_can_compute_in_it(
+        self, tmp_path: Path, said: dict[str, str], dtype: torch.dtype
+    ) -> None:
+        assert resolve_model(folder(tmp_path, {"model_type": "llama", **said})).dtype == dtype
+
+    @pytest.mark.parametrize(
+        ("whole", "text", "dtype"), [("float16", {}, torch.float16), ("float16", {"dtype": "float32"}, torch.float32)]
+    )
+    def test_the_dtype_of_the_whole_is_the_text_parts_that_has_none(
+        self, tmp_path: Path, whole: str, text: dict[str, str], dtype: torch.dtype
+    ) -> None:
+        config = {"model_type": "gemma3", "dtype": whole, "text_config": {"num_hidden_layers": 6, **text}}
+        assert resolve_model(folder(tmp_path, config)).dtype == dtype
 
     def test_a_folder_named_like_a_model_type_does_not_hide_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -145,6 +145,15 @@ class TestOptions:
         assert (found["batch"], found["seq"], found["dtype"]) == (3, 24, "float32")
         assert {row["kind"] for row in found["phases"][0]["definitions"]} == {"compatible"}
 
+    def test_without_dtype_the_checkpoints_is_taken(self, run: Scan, tmp_path: Path) -> None:
+        options = ("--json", "--phase", "prefill")
+        assert json.loads(run(*options)[1])["dtype"] == "bfloat16"
+        full = tiny_folder.write(tmp_path, dtype="float32")
+        found = json.loads(run(*options, model=full)[1])
+        assert found["dtype"] == "float32"
+        assert {row["kind"] for row in found["phases"][0]["definitions"]} == {"compatible"}
+        assert json.loads(run(*options, "--dtype", "float16", model=full)[1])["dtype"] == "float16"
+
     def test_without_seq_a_model_with_few_positions_is_scanned_at_all_of_them(self, run: Scan, tmp_path: Path) -> None:
         few = tiny_folder.write(tmp_path, **SMALL_GPT2)
         status, out, _ = run("--only", "linear_bias", model=few, short=False)
