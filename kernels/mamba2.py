@@ -117,8 +117,9 @@ def mamba2_scan_kernel(
         scores = scores * ct.exp(gap) * ct.reshape(step, (1, ROWS))
         scores = split(ct.where(row >= ct.reshape(column, (1, ROWS)), scores, 0.0), WHOLE)
         read = product(away, count, split(held, WHOLE), WHOLE, ct.zeros((ROWS, COLUMNS), ct.float32))
-        read = share * ct.astype(values, ct.float32) + read * ct.reshape(ct.exp(sums), (ROWS, 1))
+        read = read * ct.reshape(ct.exp(sums), (ROWS, 1))
         read = product(scores, WHOLE, split(values, count), count, read)
+        read = read + share * ct.astype(values, ct.float32)  # last: the matrix units truncate what they add to
         ct.store(out, (batch, k, head, part), ct.reshape(read, (1, ROWS, 1, COLUMNS)))
         fading = ct.astype(values, ct.float32) * ct.reshape(step * ct.exp(last - sums), (ROWS, 1))
         held = product(into_turned, count, split(fading, WHOLE), WHOLE, held * ct.exp(last))

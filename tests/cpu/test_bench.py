@@ -375,6 +375,21 @@ def test_a_worker_refuses_to_time_what_differs(tmp_path: Path, monkeypatch: pyte
     assert all("off by" in m["error"] and m["wall"] is None for m in messages[1:])
 
 
+def test_a_baseline_that_differs_is_timed_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work(tiny(tmp_path, "eager", CASES[0]))
+    forward_of = patches.forward_of
+
+    def spoilt(variant: Any, model: Any, *, tiny: bool) -> Any:
+        model.model.norm.weight.data *= 1.5
+        return forward_of(variant, model, tiny=tiny)
+
+    monkeypatch.setattr(patches, "forward_of", spoilt)
+    message = work(tiny(tmp_path, "compile", CASES[0]))[2]
+    assert message["error"] is None
+    assert message["wall_ms"] > 0
+    assert message["verdict"].endswith("torch.compile itself")
+
+
 def test_without_the_original_nothing_is_timed(tmp_path: Path) -> None:
     assert "the original gave no logits" in work(tiny(tmp_path, "compile", CASES[0]))[1]["error"]
 
@@ -453,6 +468,23 @@ def test_workers_prepare_together_and_take_turns_and_one_may_die(monkeypatch: py
         "compile about", "graphs about", "compile ready", "graphs ready",
         "compile told", "compile dead", "graphs told", "graphs result",
     ]  # fmt: skip
+
+
+def test_a_worker_that_hangs_tells_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listen = "import faulthandler, signal, time; faulthandler.register(signal.SIGUSR1)"
+    code = f'{listen}; print("{{}}", flush=True); time.sleep(60)'
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}'\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    hanging = run.Child(tiny(tmp_path, "eager", CASES[0]), 20.0)
+    hanging.answer()  # it listens from now on
+    hanging._seconds = 0.2
+    assert hanging.answer()["why"] == "no answer within 0.2 s"
+    hanging.end()
+    assert "most recent call first" in capsys.readouterr().err
 
 
 def test_a_worker_that_hangs_or_crashes_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,15 @@ pytestmark = pytest.mark.gpu
 #: Sizes of real models (576 SmolLM2, 2880 gpt-oss, 4544 falcon) and one that no tile divides.
 WIDTHS = ({"H": 576, "I": 1536, "K": 576, "M": 192}, {"H": 2880, "I": 2880, "K": 2880, "M": 517},
           {"H": 4544, "I": 4544, "K": 130, "M": 50257}, {"H": 8192, "I": 14336, "K": 4096, "M": 1024})  # fmt: skip
+#: Mamba2: heads, columns and states of real models, positions of a step, of one block and of several.
+STATES = (
+    {"Hs": 6, "Gs": 2, "Ps": 5, "Ns": 12, "L": 9},
+    {"Hs": 24, "Gs": 1, "Ps": 64, "Ns": 128, "L": 1},
+    {"Hs": 24, "Gs": 1, "Ps": 64, "Ns": 128, "L": 64},
+    {"Hs": 16, "Gs": 8, "Ps": 64, "Ns": 256, "L": 150},
+)
+#: The gated delta rule: each key head has one, two or three value heads.
+DELTA = ({"Hk": 2, "Hv": 6}, {"Hk": 8, "Hv": 8, "D": 80, "Dv": 96}, {"Hk": 4, "Hv": 8, "D": 128, "Dv": 128})
 EXPERT_WIDTHS = ({"H": 576, "I": 192}, {"H": 2880, "I": 64})
 #: One of each kind of tiling.
 ROW_COUNTS = (1, 3, 16, 24, 60, 130)
@@ -40,6 +49,10 @@ def cases(name: str, dtype: torch.dtype) -> list[dict[str, int]]:
     pick = slice(None) if dtype == torch.bfloat16 else slice(None, None, 3)
     definition = INVENTORY.definitions[name]
     axes = definition.axes
+    if "Hs" in axes:
+        return [{"B": 2, **states} for states in STATES]
+    if "Hv" in axes:
+        return [{"B": 2, **heads} for heads in DELTA]
     if "D" in axes:
         lengths = LENGTHS if "T" in axes else [{**x, "T": x["S"]} for x in LENGTHS]
         heads = [{**h, "R": h["D"] // 2} for h in HEADS]

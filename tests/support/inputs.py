@@ -112,6 +112,8 @@ def make_inputs(
     for key, spec in definition.inputs.items():
         if spec.shape is None:
             inputs[key] = SCALARS.get(key, 1e-6)
+            if key == "groups" and "H" in definition.axes and axes["H"] % inputs[key]:
+                inputs[key] = 4  # groups of columns, which have to be alike
             continue
         shape = [axes[a] for a in spec.shape]
         if key == "order":

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,10 @@ from .job import Job
 from .results import Result, as_json
 from .worker import Worker
 
-#: How much of what a worker printed is shown when it crashes.
+#: How much of what a worker printed is shown when it crashes, or does not answer.
 _LINES_SHOWN = 25
+#: What a worker takes to write down where it is.
+_DUMP_SECONDS = 1.0
 
 Message = dict[str, Any]
 Sink = Callable[[Message], None]
@@ -86,14 +89,22 @@ class Child:
         try:
             line = self._answers.get(timeout=self._seconds)
         except queue.Empty:
+            self._process.send_signal(signal.SIGUSR1)  # it writes into its log what it is doing
+            time.sleep(_DUMP_SECONDS)
+            self._show_log()
             return {"kind": "refused", "why": f"no answer within {self._seconds:g} s"}
         if line:
             message: Message = json.loads(line)
             return message
         self._process.wait()
+        last = self._show_log()
+        return {"kind": "refused", "why": f"ended with status {self._process.returncode}: {last}"}
+
+    def _show_log(self) -> str:
+        """The end of what it printed goes to stderr; returns the last line."""
         log = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no message"]
         print("\n".join(log[-_LINES_SHOWN:]), file=sys.stderr)
-        return {"kind": "refused", "why": f"ended with status {self._process.returncode}: {log[-1]}"}
+        return log[-1]
 
     def end(self) -> None:
         """Stop it with all that it started."""

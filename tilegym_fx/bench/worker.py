@@ -8,9 +8,11 @@ cannot be timed, or that differs from the original, gives a ``result`` with an e
 from __future__ import annotations
 
 import copy
+import faulthandler
 import gc
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -35,7 +37,7 @@ from .results import Result, Samples, as_json
 from .timing import copy_rate
 
 #: A prompt of more tokens takes a float32 model too long.
-_MOST_JUDGED = 8192
+_MOST_JUDGED = 16384
 _PROFILED_CALLS = {"prefill": 2, "decode": 5, "generate": 1}
 
 Send = Callable[[dict[str, Any]], None]
@@ -184,8 +186,10 @@ class Worker:
         original, wide = torch.load(file)
         checks = verify.compare(original, outputs, wide, getattr(torch, self._job.dtype))
         failed = [check for check in checks if not check.passed]
-        if failed:
+        if failed and not self._variant.is_baseline:
             raise VerifyError(f"{self._variant.name} in {case}: {failed[0]}", advice="It is not timed")
+        if failed:  # torch's own: what users have today, and what we are measured against
+            return f"{failed[0]}: torch.compile itself"
         return f"{checks[0]} ({'float32 run' if wide else 'the original'})"
 
     def _float32_copy(self) -> nn.Module | None:
@@ -219,6 +223,7 @@ def _wall_of_steps(clock: Clock, call: Call) -> list[float]:
 
 def main() -> int:
     """Answer the job on stdin; whatever libraries print goes to stderr."""
+    faulthandler.register(signal.SIGUSR1)  # asked for where the time runs out
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
