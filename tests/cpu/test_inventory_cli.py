@@ -21,6 +21,54 @@ def test_list_shows_definitions_and_their_solutions(capsys: pytest.CaptureFixtur
     assert "silu_mul" not in printed
 
 
+@pytest.mark.parametrize("columns", ["80", None], ids=["80 columns", "pipe"])
+def test_list_breaks_no_name_and_ends_no_line_in_blanks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str | None
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = [line.split() for line in lines[:-1] if not line.startswith(" ")]
+    definitions = load().definitions
+    assert [(head[0], head[1]) for head in heads] == [(n, definitions[n].op_type) for n in sorted(definitions)]
+    assert all(line == line.rstrip() for line in lines)
+    assert max(map(len, lines)) <= int(columns or 160)
+    words = {word.strip("(),;") for line in lines for word in line.split()}
+    assert {word for d in definitions.values() for word in (*d.inputs, *d.outputs)} <= words
+    assert {solution.name for solution in load().solutions.values()} <= words
+
+
+def test_list_says_what_a_definition_takes_and_who_computes_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    root = write_repository(tmp_path, definition("alone", tags=["status:draft"]))
+    assert main(["list", "--root", str(root)]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    scaled = next(n for n, line in enumerate(lines) if line.startswith("scaled "))
+    assert lines[scaled + 1 : scaled + 4] == ["(x, scale) -> output", "Solution: scaled on SM90, SM100", "models: tiny"]
+    alone = next(n for n, line in enumerate(lines) if line.startswith("alone "))
+    assert lines[alone].endswith(" draft")
+    assert lines[alone + 2] == "no Solution"
+
+
+@pytest.mark.parametrize(
+    ("filters", "said"),
+    [
+        (["--op-type", "rmsnrom"], ["no Definition has the op_type 'rmsnrom'; did you mean `rmsnorm`"]),
+        (["--tag", "model:lama"], ["no Definition has the tag 'model:lama'; did you mean `model:llama`"]),
+        (["--op-type", "rope", "--tag", "model:gpt2"], []),
+        (["--op-type", "rope"], []),
+    ],
+)
+def test_a_filter_that_no_definition_has_is_told(
+    capsys: pytest.CaptureFixture[str], filters: list[str], said: list[str]
+) -> None:
+    assert main(["list", *filters]) == 0
+    assert [line[: len(said[0])] for line in capsys.readouterr().err.splitlines()] == said
+
+
 def test_list_as_json_has_whole_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     root = write_repository(tmp_path)
     assert main(["list", "--json", "--tag", "model:tiny", "--root", str(root)]) == 0

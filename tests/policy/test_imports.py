@@ -15,7 +15,7 @@ GROUND = frozenset({"errors", "settings", "results"})
 MAY_IMPORT: dict[str, set[str]] = {
     "schema": set(),
     "spelling": set(),
-    "inventory": {"schema", "spelling"},
+    "inventory": {"folding", "schema", "spelling"},
     "export": set(),
     "provenance": {"export"},
     "normalize": set(),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tilegym_fx.errors import TilegymFxError
+from tilegym_fx.errors import TilegymFxError, did_you_mean
 from tilegym_fx.inventory import Inventory, load, shipped_root
 from tilegym_fx.schema import Definition
 
@@ -51,8 +51,21 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([_as_json(inventory, definition) for definition in chosen], indent=2))
     else:
-        _print_table(inventory, chosen)
+        _print_blocks(inventory, chosen)
+        for line in () if chosen else _strangers(options, inventory):
+            print(line, file=sys.stderr)
     return 0
+
+
+def _strangers(options: argparse.Namespace, inventory: Inventory) -> Iterator[str]:
+    """What was asked for that no Definition has, and what looks like it."""
+    families = {definition.op_type for definition in inventory.definitions.values()}
+    tags = {tag for definition in inventory.definitions.values() for tag in definition.tags}
+    if options.op_type is not None and options.op_type not in families:
+        yield f"no Definition has the op_type {options.op_type!r}{did_you_mean(options.op_type, families)}"
+    for tag in options.tag:
+        if tag not in tags:
+            yield f"no Definition has the tag {tag!r}{did_you_mean(tag, tags)}"
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -78,26 +91,32 @@ def _as_json(inventory: Inventory, definition: Definition) -> dict[str, object]:
     }
 
 
-def _print_table(inventory: Inventory, definitions: Sequence[Definition]) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
+def _print_blocks(inventory: Inventory, definitions: Sequence[Definition]) -> None:
+    """For each Definition a line that can be searched for its name, and below it what it takes, gives and is for."""
+    from rich.padding import Padding
+    from rich.text import Text
 
-    name = Column("Definition", no_wrap=True)
-    table = Table(name, "op_type", "inputs", "outputs", "Solutions", "models", "status")
+    from tilegym_fx import folding
+
+    out = folding.console()
+    name_width = max((len(definition.name) for definition in definitions), default=0)
+    type_width = max((len(definition.op_type) for definition in definitions), default=0)
     for definition in definitions:
-        solutions = inventory.solutions_for(definition.name)
-        table.add_row(
-            definition.name,
-            definition.op_type,
-            ", ".join(definition.inputs),
-            ", ".join(definition.outputs),
-            "\n".join(f"{s.name} ({', '.join(s.spec.target_hardware)})" for s in solutions) or "none",
-            _shortened(definition.tag_values("model")),
-            ", ".join(definition.tag_values("status")),
-        )
-    console = Console()
-    console.print(table)
-    console.print(f"{len(definitions)} Definitions", highlight=False)
+        status = ", ".join(definition.tag_values("status"))
+        line = f"{definition.name:<{name_width}}  {definition.op_type:<{type_width}}  {status}"
+        out.print(Text(line.rstrip(), style="bold"), soft_wrap=True)
+        for detail in _details(inventory, definition):
+            folding.show(Padding(folding.Folding(detail), (0, 0, 0, 4)), out)
+    out.print(f"{len(definitions)} Definitions", highlight=False)
+
+
+def _details(inventory: Inventory, definition: Definition) -> Iterator[str]:
+    yield f"({', '.join(definition.inputs)}) -> {', '.join(definition.outputs)}"
+    solutions = inventory.solutions_for(definition.name)
+    runs = "; ".join(f"{s.name} on {', '.join(s.spec.target_hardware)}" for s in solutions)
+    yield f"Solution: {runs}" if solutions else "no Solution"
+    if models := definition.tag_values("model"):
+        yield f"models: {_shortened(models)}"
 
 
 def _shortened(names: Sequence[str]) -> str:
