@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -21,11 +22,11 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
 
 from . import reports
 from .cost import device_of
-from .errors import UsageError
+from .errors import UsageError, did_you_mean
 from .export.sites import site_of
 from .inventory import load
 from .normalize import pin_gradients
-from .ops import lower_as_calls
+from .ops import lower_as_calls, tell_of_references, usual_device, what_runs
 from .pipeline import Outcome, find
 from .plan import Policy
 from .results import Plan, Rejection
@@ -60,7 +61,8 @@ def tilegym_fx_backend(
     own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
     inner = own.pop("inner", "inductor")
     if inner not in _INNERS:
-        raise UsageError(f"inner={inner!r} is no inner compiler", advice=f"Use one of {', '.join(_INNERS)}")
+        advice = f"Use one of {', '.join(_INNERS)}{did_you_mean(inner, _INNERS)}"
+        raise UsageError(f"inner={inner!r} is no inner compiler", advice=advice)
     if inner == "eager" and (mode or options):
         unknown = next(iter(options), "mode")
         raise UsageError(f"inner='eager' takes no {unknown!r}", advice="Leave it out, or use inner='inductor'")
@@ -72,11 +74,14 @@ def tilegym_fx_backend(
     if reason is not None:
         return _left_alone(gm, example_inputs, inner, mode, options, reason)
     pin_gradients(aten_graph.graph, torch.is_grad_enabled())
-    policy = Policy(device_of(_cuda_device(example_inputs)), **own)
+    device = _device(example_inputs)
+    policy = Policy(device_of(device), **own)
     outcome = find(aten_graph.graph, load(), policy, site_of, keep_layouts=True)
     rewrite(aten_graph.graph, outcome.plan)
     aten_graph.recompile()
-    reports.add(outcome)
+    reports.add(replace(outcome, runs=what_runs(device)))
+    if outcome.chosen:
+        tell_of_references(device)
     return aten_graph if inner == "eager" else _inductor(aten_graph, example_inputs, mode, options)
 
 
@@ -168,8 +173,10 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
 
 
-def _cuda_device(example_inputs: Sequence[Any]) -> torch.device | None:
-    return next((t.device for t in example_inputs if isinstance(t, torch.Tensor) and t.is_cuda), None)
+def _device(example_inputs: Sequence[Any]) -> torch.device:
+    """Where the graph runs: its other inputs may be numbers on the CPU."""
+    found = [t.device for t in example_inputs if isinstance(t, torch.Tensor)]
+    return next((device for device in found if device.type == "cuda"), found[0] if found else usual_device())
 
 
 def _inductor(

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -35,7 +35,7 @@ from .export.trace import describe
 from .folder_form import emitted_path, make_emitted_folder
 from .inventory import Inventory, load
 from .live_report import Report
-from .ops import lower_as_calls
+from .ops import lower_as_calls, tell_of_references, usual_device, what_runs
 from .pipeline import Outcome, find
 from .plan import Policy
 from .provenance import Provenance, record
@@ -51,7 +51,6 @@ _OLD_PYTHON = (
     'torch.compile(model, backend="tilegym_fx") uses the same kernels'
 )
 _reports: WeakKeyDictionary[nn.Module, Report] = WeakKeyDictionary()
-_told_about_cpu = False
 
 
 def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None = None,
@@ -86,7 +85,7 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
     _require_module(model)
     compile_options = _compile_options(compile) if compile else None
     only, skip = ((names,) if isinstance(names, str) else names for names in (only, skip))
-    _tell_about_cpu(model)
+    tell_of_references(_device(model))
     if sys.version_info < (3, 11):
         return _unchanged(model, _OLD_PYTHON, strict, MatchError(_OLD_PYTHON))
     with alone(model):
@@ -149,7 +148,7 @@ def plan_source_form(model: nn.Module, *, inputs: Any = None, only: Collection[s
     """
     started = time.perf_counter()
     _require_weights(model)
-    policy = Policy(device or device_of(_first_device(model)), only, skip)
+    policy = Policy(device or device_of(_device(model)), only, skip)
     planner = Planner(model, inventory or load(), policy)
     planner.capture_calls(inputs)
     made = planner.emitter.result()
@@ -445,7 +444,7 @@ def report(model: nn.Module) -> Report:
     if found is None:
         raise UsageError(f"this {type(model).__name__} has not been kernelized", advice="Call kernelize(model) first")
     binding.check(model)
-    return found.with_given_back(binding.given_back(model))
+    return replace(found, given_back=tuple(binding.given_back(model)), runs=what_runs(_device(model)))
 
 
 def _unchanged(model: Model, why: str, strict: bool, error: Exception) -> Model:
@@ -461,15 +460,8 @@ def _why_nothing(found: Report) -> str:
     return f"nothing in it can be replaced{nearest}"
 
 
-def _tell_about_cpu(model: nn.Module) -> None:
-    global _told_about_cpu
-    if not _told_about_cpu and not torch.cuda.is_available() and not _is_meta(model):
-        _told_about_cpu = True
-        warnings.warn("tilegym_fx: no CUDA device here, so its ops run their PyTorch references", stacklevel=3)
-
-
-def _first_device(model: nn.Module) -> torch.device | None:
-    return next((p.device for p in model.parameters()), None)
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), usual_device())
 
 
 def _is_meta(model: nn.Module) -> bool:

@@ -13,14 +13,14 @@ from .apply import GivenBack
 from .emit import EmitResult, Written
 from .errors import MatchError
 from .pipeline import Outcome
-from .results import PlannedMatch, Rejection, misses, told
+from .results import PlannedMatch, Rejection, misses, places, told
 from .verify import Check
 
 _SHOWN = 8
 
 
 class Place(NamedTuple):
-    """One place of a captured call that a kernel runs, or would run.
+    """One place of a captured call that calls an op of ours, or would.
 
     Attributes:
         definition: What it computes.
@@ -40,7 +40,7 @@ class Estimate:
     """Estimated device time of one call of the model.
 
     Attributes:
-        ours: Every place that runs a kernel.
+        ours: Every place that calls an op of ours.
         others: Everything else.
     """
 
@@ -66,7 +66,7 @@ class Report:
     Attributes:
         model: Class of the model.
         text: The emitted module that runs.
-        written: Every place that runs a kernel, once for each capture that it was found in.
+        written: Every place that calls an op of ours, once for each capture that it was found in.
         rejections: Every place that nearly fits, or fits and was not taken.
         estimates: Capture (``prefill``, ``decode``...) -> estimated times.
         graph_form: The same for ``torch.compile(model, backend="tilegym_fx")``, which can use every place.
@@ -76,6 +76,8 @@ class Report:
         seconds: Wall time of capturing, matching and writing.
         in_both_forms: How many places of ``graph_form`` the emitted module has too, over all captures.
         given_back: Modules that run their author's code again, because of what was put on them since.
+        device: Whose times are estimated.
+        runs: What ops run where the model is now; empty before it is applied.
     """
 
     model: str
@@ -90,6 +92,8 @@ class Report:
     given_back: tuple[GivenBack, ...] = ()
     graph_form: Mapping[str, Estimate] = field(default_factory=dict)
     in_both_forms: int = 0
+    device: str = ""
+    runs: str = ""
 
     @classmethod
     def of(cls, model: nn.Module, made: EmitResult, outcomes: Mapping[str, Outcome], problems: Mapping[str, str],
@@ -99,14 +103,12 @@ class Report:
         estimates = {name: _estimate(outcome, made) for name, outcome in outcomes.items()}
         anywhere = {name: _anywhere(outcome) for name, outcome in outcomes.items()}
         shared = sum(_shared(outcome, made) for outcome in outcomes.values())
+        device = next((outcome.device for outcome in outcomes.values()), "")
         return cls(type(model).__name__, made.text, made.written, (*made.refused, *found), estimates, dict(problems),
-                   seconds=seconds, graph_form=anywhere, in_both_forms=shared)  # fmt: skip
+                   seconds=seconds, graph_form=anywhere, in_both_forms=shared, device=device)  # fmt: skip
 
     def with_checks(self, checks: Sequence[Check], no_wider: str = "") -> Report:
         return replace(self, checks=tuple(checks), no_wider=no_wider)
-
-    def with_given_back(self, given_back: Sequence[GivenBack]) -> Report:
-        return replace(self, given_back=tuple(given_back))
 
     @property
     def coverage(self) -> dict[str, float]:
@@ -140,11 +142,12 @@ class Report:
         return self
 
     def __str__(self) -> str:
-        lines = [f"{self.model}: {sum(self.counts().values())} places run kernels"]
+        lines = [f"{self.model}: {places(sum(self.counts().values()), self.runs)}"]
         lines += [f"  {name:28} {count}" for name, count in sorted(self.counts().items())]
         for name, share in self.coverage.items():
             anywhere = self.graph_form[name].coverage()
-            lines.append(f"  estimated coverage of {name}: {share:.1%}, in graph form {anywhere:.1%}")
+            on = f" on {self.device}" if self.device else ""
+            lines.append(f"  estimated coverage of {name}{on}: {share:.1%}, in graph form {anywhere:.1%}")
         lines += [f"  {name} was not captured: {why}" for name, why in self.problems.items()]
         lines += [f"  {check}" for check in self.checks]
         if self.no_wider:

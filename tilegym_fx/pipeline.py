@@ -21,7 +21,7 @@ from .match import Matcher
 from .normalize import normalize, pin_layouts
 from .pattern import FormPatterns, Pattern, form_patterns, merged
 from .plan import Policy, considered, plan, verified, waiting
-from .results import Plan, PlannedMatch, Rejection, Site, misses, told
+from .results import Plan, PlannedMatch, Rejection, Site, misses, places, told
 
 if TYPE_CHECKING:
     from .inventory import Inventory
@@ -60,6 +60,8 @@ class Outcome:
         seconds_covered: Estimated device time of the chosen Solutions.
         uncovered: Estimated device time of every other call that takes any, in graph order.
         anywhere: What would be chosen if the policy refused no place; None where it refuses none.
+        device: Whose times are estimated.
+        runs: What the chosen places run where the graph was compiled; empty where it was not.
     """
 
     plan: Plan = field(repr=False)
@@ -68,6 +70,8 @@ class Outcome:
     seconds_covered: float = 0.0
     uncovered: tuple[tuple[Node, float], ...] = field(default=(), repr=False)
     anywhere: tuple[PlannedMatch, ...] | None = field(default=None, repr=False)
+    device: str = ""
+    runs: str = ""
 
     @property
     def chosen(self) -> tuple[PlannedMatch, ...]:
@@ -96,9 +100,10 @@ class Outcome:
         return misses(self.rejections)
 
     def __str__(self) -> str:
-        lines = [f"a graph of {self.nodes} calls: {len(self.chosen)} places run kernels"]
+        lines = [f"a graph of {self.nodes} calls: {places(len(self.chosen), self.runs)}"]
         lines += [f"  {name:28} {count}" for name, count in sorted(self.counts().items())]
-        lines.append(f"  estimated coverage: {self.coverage:.1%} of {self.seconds_total * 1e3:.3g} ms")
+        on = f" on {self.device}" if self.device else ""
+        lines.append(f"  estimated coverage{on}: {self.coverage:.1%} of {self.seconds_total * 1e3:.3g} ms")
         return "\n".join(lines + told(self.misses(), _SHOWN, ".misses()"))
 
 
@@ -194,7 +199,7 @@ def find(
         len(chosen.chosen),
         len(chosen.rejections),
     )
-    return Outcome(chosen, nodes, seconds, covered, uncovered, anywhere)
+    return Outcome(chosen, nodes, seconds, covered, uncovered, anywhere, policy.device.name)
 
 
 def _waiting(

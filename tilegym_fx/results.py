@@ -160,6 +160,12 @@ def _first_of(site: Site, count: int) -> str:
     return f"{site} and {count - 1} more place{'s' * (count > 2)}" if count > 1 else str(site)
 
 
+def places(count: int, runs: str) -> str:
+    """How many places a report is about, and what they run; ``runs`` is empty where nothing runs yet."""
+    some = f"{count} place{'' if count == 1 else 's'}"
+    return f"{some} run{'s' if count == 1 else ''} {runs}" if runs and count else f"{some} that kernels can compute"
+
+
 def told(found: list[str], shown: int, more: str) -> list[str]:
     """The first of the misses as lines of a report, and where to ask for the others."""
     rest = [f"  and {len(found) - shown} more in {more}"] if len(found) > shown else []

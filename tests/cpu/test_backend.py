@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import blocks
+import emit_modules
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,8 +17,10 @@ from fresh_compiler import fresh_compiler
 from torch import nn
 
 import tilegym_fx
+from tilegym_fx import kernelize, ops
 from tilegym_fx.backend import tilegym_fx_backend
 from tilegym_fx.errors import MatchError, UsageError
+from tilegym_fx.ops import backends
 from tilegym_fx.pipeline import Outcome
 from tilegym_fx.reports import last_report, recent_reports
 
@@ -52,9 +57,44 @@ def ran(code: Callable[..., Any], *inputs: torch.Tensor, **more: Any) -> list[Ou
 def test_a_report_can_be_printed() -> None:
     (outcome,) = ran(Gate(), torch.randn(2, 8))
     lines = str(outcome).splitlines()
-    assert lines[0] == f"a graph of {outcome.nodes} calls: 3 places run kernels"
+    does = "run PyTorch references, as their tensors are on a CPU"
+    assert lines[0] == f"a graph of {outcome.nodes} calls: 3 places {does}"
     assert [line.split() for line in lines[1:3]] == [["linear", "2"], ["silu_mul", "1"]]
-    assert lines[3].startswith(f"  estimated coverage: {outcome.coverage:.1%} of ")
+    assert lines[3].startswith(f"  estimated coverage on h200: {outcome.coverage:.1%} of ")
+
+
+def test_a_report_says_what_runs_where_the_graph_was_compiled() -> None:
+    ops.set_backend("interpret")
+    try:
+        (outcome,) = ran(emit_modules.Norm(), torch.randn(2, emit_modules.WIDTH))
+    finally:
+        ops.set_backend("auto")
+    assert "1 place runs kernels in the CPU interpreter" in str(outcome)
+    assert "1 place that kernels can compute" in str(replace(outcome, runs=""))  # of a graph that nobody compiled
+
+
+def test_a_cpu_is_told_once_by_either_front_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(call: Callable[[], Any]) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        return [str(w.message) for w in caught if "run their PyTorch references" in str(w.message)]
+
+    def compile() -> None:
+        ran(Gate(), torch.randn(2, 8))
+
+    def put() -> None:
+        kernelize(emit_modules.Norm(), inputs=torch.randn(2, emit_modules.WIDTH))
+
+    for first, second in ((compile, put), (put, compile)):
+        monkeypatch.setattr(backends, "_told_of_references", False)
+        assert len(told(first)) == 1
+        assert told(first) == told(second) == []
+    monkeypatch.setattr(backends, "_told_of_references", False)
+    assert told(lambda: ran(nn.Tanh(), torch.randn(2, 8))) == []  # no op of ours is in it
+    assert str(last_report()).startswith("a graph of 1 calls: 0 places that kernels can compute")
+    monkeypatch.setenv("TILEGYM_FX_INTERPRET", "1")
+    assert told(compile) == told(put) == []
 
 
 class TestOptions:

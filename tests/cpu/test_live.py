@@ -107,6 +107,17 @@ def test_result_that_does_not_run_is_put_back(
     assert type(model) is emit_modules.Norm
 
 
+def test_a_report_says_what_runs_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = kernelize(emit_modules.Norm(), inputs=X)
+    on_a_cpu = str(report(model)).splitlines()
+    assert on_a_cpu[0] == "Norm: 1 place runs PyTorch references, as their tensors are on a CPU"
+    assert any(line.startswith("  estimated coverage of call on h200: ") for line in on_a_cpu)
+    monkeypatch.setenv("TILEGYM_FX_INTERPRET", "1")
+    assert str(report(model)).startswith("Norm: 1 place runs kernels in the CPU interpreter\n")
+    monkeypatch.setattr("tilegym_fx.live._device", lambda model: torch.device("cuda", 0))
+    assert str(report(model)).startswith("Norm: 1 place runs kernels\n")
+
+
 class InOneDtype(emit_modules.WithNorm):
     """Takes float32 and nothing else."""
 

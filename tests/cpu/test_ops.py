@@ -89,6 +89,29 @@ def test_cutile_on_cpu_tensors_is_refused_not_replaced() -> None:
         ops.rms_norm(X, WEIGHT, 1e-6, backend="cutile")
 
 
+@pytest.mark.parametrize(
+    ("backend", "interpreted", "device", "said"),
+    [
+        ("auto", False, "cpu", "PyTorch references, as their tensors are on a CPU"),
+        ("auto", False, "cuda", "kernels"),
+        ("auto", False, "meta", "nothing, as their tensors are on meta"),
+        ("auto", True, "cpu", "kernels in the CPU interpreter"),
+        ("auto", True, "cuda", "kernels"),
+        ("torch", True, "cuda", "PyTorch references, as the backend 'torch' is set"),
+        ("interpret", False, "cuda", "kernels in the CPU interpreter"),
+        ("cutile", False, "cuda", "kernels"),
+        ("cutile", True, "cpu", "nothing, as their tensors are on cpu"),
+        ("mine", False, "cpu", "what is registered for the backend 'mine'"),
+    ],
+)
+def test_what_runs_is_told_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, backend: str, interpreted: bool, device: str, said: str
+) -> None:
+    monkeypatch.setenv("TILEGYM_FX_INTERPRET", str(int(interpreted)))
+    monkeypatch.setattr(backends, "_everywhere", None if backend == "auto" else backend)
+    assert ops.what_runs(torch.device(device)) == said
+
+
 def test_a_third_party_may_bring_cutile_for_an_op() -> None:
     ops.register_impl("rms_norm", "cutile")(marked)
     assert (ops.rms_norm(X, WEIGHT, 1e-6, backend="cutile") == 7).all()

@@ -19,6 +19,7 @@ from torch import nn
 from tilegym_fx.apply import is_applied
 from tilegym_fx.errors import MatchError
 from tilegym_fx.live import kernelize, kernelized, report, restore
+from tilegym_fx.ops import backends
 
 LLAMA, GEMMA = "meta-llama/Llama-3.2-1B", "google/gemma-3-4b-it (text)"
 IDS = torch.randint(3, 120, (2, 10), generator=torch.Generator().manual_seed(1))
@@ -282,9 +283,7 @@ class TestTheDoor:
             kernelize(Refuses(), inputs=torch.ones(2))
 
     def test_a_cpu_is_told_once_that_references_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import tilegym_fx.live as front
-
-        monkeypatch.setattr(front, "_told_about_cpu", False)
+        monkeypatch.setattr(backends, "_told_of_references", False)
         model, x = adversarial_modules.Broadcast().eval(), torch.ones(2, 3, 16)
         with pytest.warns(UserWarning, match="no CUDA device here"):
             kernelize(model, inputs=(x, x))

@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "export",
         "folder_form",
         "inventory",
+        "ops",
         "pipeline",
         "plan",
         "provenance",
@@ -61,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "doctor": {"compile", "inventory", "launch", "ops", "tuning"},
     "bench": {"backend", "doctor", "export", "inventory", "live", "model_source", "ops", "survey", "verify"},
     "tune": {"bench", "compile", "cost", "inventory", "launch", "plan", "survey", "tuning"},
-    "backend": {"cost", "export", "inventory", "normalize", "pipeline", "plan", "reports", "rewrite"},
+    "backend": {"cost", "export", "inventory", "normalize", "ops", "pipeline", "plan", "reports", "rewrite"},
     "scan": {"apply", "breadth", "cost", "draft", "folder_form", "inventory", "live", "plan", "render", "survey"},
     "adapters": {"kernel_source", "schema"},
     "autokernelize": {

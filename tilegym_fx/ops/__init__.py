@@ -27,6 +27,9 @@ from .backends import (
     is_backend_available,
     register_impl,
     set_backend,
+    tell_of_references,
+    usual_device,
+    what_runs,
 )
 from .call import NamedOp
 from .lowering import lower_as_calls
@@ -47,6 +50,9 @@ __all__ = [
     "runs_on",
     "schema_of",
     "set_backend",
+    "tell_of_references",
+    "usual_device",
+    "what_runs",
 ]
 
 

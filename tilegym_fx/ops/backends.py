@@ -7,6 +7,7 @@ fits. Every other backend is a demand: an op without an implementation for it ra
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from tilegym_fx import settings
 from tilegym_fx.errors import KernelError, UsageError, did_you_mean
 
 Implementation = TypeVar("Implementation", bound=Callable[..., Any])
@@ -28,6 +30,7 @@ BUILT_IN = {
 }
 
 _everywhere: str | None = None
+_told_of_references = False
 _on_this_call: ContextVar[str | None] = ContextVar("tilegym_fx_backend", default=None)
 _registered: dict[tuple[str, str], Callable[..., Any]] = {}
 
@@ -128,6 +131,37 @@ def on_this_call(backend: str) -> Iterator[None]:
         yield
     finally:
         _on_this_call.reset(token)
+
+
+def what_runs(device: torch.device) -> str:
+    """What calls on tensors of a device run that do not choose for themselves, in words that follow "run"."""
+    backend = selected()
+    if backend == "torch":
+        return "PyTorch references, as the backend 'torch' is set"
+    if backend == "interpret" or (backend is None and device.type == "cpu" and settings.interpret()):
+        return "kernels in the CPU interpreter"
+    if backend not in (None, "cutile"):
+        return f"what is registered for the backend {backend!r}"
+    if device.type == "cuda":
+        return "kernels"
+    if backend is None and device.type == "cpu":
+        return "PyTorch references, as their tensors are on a CPU"
+    return f"nothing, as their tensors are on {device.type}"
+
+
+def tell_of_references(device: torch.device, stacklevel: int = 2) -> None:
+    """Warn that calls on tensors of a device run references, once in a process and unless that was asked for."""
+    global _told_of_references
+    if _told_of_references or device.type != "cpu" or selected() is not None or settings.interpret():
+        return
+    _told_of_references = True
+    why = "its tensors are on a CPU" if torch.cuda.is_available() else "no CUDA device here"
+    warnings.warn(f"tilegym_fx: {why}, so its ops run their PyTorch references", stacklevel=stacklevel + 1)
+
+
+def usual_device() -> torch.device:
+    """Where tensors are that nothing else tells of: on the GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _require_known(backend: str) -> None:
