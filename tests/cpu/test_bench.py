@@ -346,7 +346,7 @@ def test_tokens_of_a_generation_are_judged_by_a_pass_without_cache(tmp_path: Pat
 
 def work(job: Job) -> list[dict[str, Any]]:
     sent: list[dict[str, Any]] = []
-    Worker(job, sent.append, lambda: sent.append({"kind": "ready"})).run()
+    Worker(job, sent.append, lambda: None).run()
     return sent
 
 
@@ -442,7 +442,7 @@ class FakeChild:
         return {"kind": kind, "why": "no answer within 5 s"} if kind == "dead" else {"kind": kind}
 
     def say(self, line: str) -> None:
-        order.append((self.job.variant, "told"))
+        order.append((self.job.variant, f"told {line}"))
 
     def end(self) -> None: ...
 
@@ -451,7 +451,7 @@ logs: dict[str, list[str]] = {}
 order: list[tuple[str, str]] = []
 
 
-def test_workers_prepare_together_and_take_turns_and_one_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_prepare_together_wait_for_each_other_and_one_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "Child", FakeChild)
     order.clear()
     jobs = [Job("m", v, ("decode:1@4", "decode:1@8"), "") for v in ("eager", "compile", "graphs")]
@@ -463,10 +463,11 @@ def test_workers_prepare_together_and_take_turns_and_one_may_die(monkeypatch: py
         ("compile", "decode:1@4"): "no answer within 5 s", ("compile", "decode:1@8"): "no answer within 5 s",
         ("graphs", "decode:1@4"): None, ("graphs", "decode:1@8"): None,
     }  # fmt: skip
-    first_round = order[order.index(("compile", "about")) :][:8]
-    assert [" ".join(step) for step in first_round] == [
+    rounds = order[order.index(("compile", "about")) :]
+    assert [" ".join(step) for step in rounds] == [
         "compile about", "graphs about", "compile ready", "graphs ready",
-        "compile told", "compile dead", "graphs told", "graphs result",
+        "compile told go", "compile dead", "graphs told go", "graphs result",
+        "graphs told next", "graphs result",
     ]  # fmt: skip
 
 

@@ -147,6 +147,8 @@ def _converse(children: Sequence[Child], sink: Sink) -> bool:
     built = live = [child for child in children if _settled(child, sink, ("about",), child.job.cases)]
     for i in range(len(children[0].job.cases)):
         rest = children[0].job.cases[i:]
+        for child in live if i else ():
+            child.say("next")
         prepared = [(child, _settled(child, sink, ("ready", "result", "judged"), rest)) for child in live]
         live = [child for child, kind in prepared if kind]
         for child, kind in prepared:

@@ -2,7 +2,8 @@
 
 ``python -m tilegym_fx.bench.worker`` reads a job from stdin as one line of JSON and answers in lines:
 ``about`` the model, then for each case ``ready``, whereupon it waits for a line, and ``result``. A case that
-cannot be timed, or that differs from the original, gives a ``result`` with an error.
+cannot be timed, or that differs from the original, gives a ``result`` with an error. Between cases it waits for a line
+too: to prepare the next one while another worker is timed would share the GPU with it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _MOST_JUDGED = 16384
 _PROFILED_CALLS = {"prefill": 2, "decode": 5, "generate": 1}
 
 Send = Callable[[dict[str, Any]], None]
-Turn = Callable[[], None]
+Listen = Callable[[], None]
 
 
 class Worker:
@@ -50,11 +51,11 @@ class Worker:
     Args:
         job: What to do.
         send: Takes the messages.
-        turn: Returns when it is this worker's turn to time something.
+        listen: Returns when the worker may go on: to time what it has prepared, or to prepare its next case.
     """
 
-    def __init__(self, job: Job, send: Send, turn: Turn) -> None:
-        self._job, self._send, self._turn = job, send, turn
+    def __init__(self, job: Job, send: Send, listen: Listen) -> None:
+        self._job, self._send, self._listen = job, send, listen
         self._variant = job.parsed_variant
         self._clock = Clock(job.device)
         self._prepare: dict[str, float] = {}
@@ -69,7 +70,9 @@ class Worker:
     def run(self) -> None:
         """Work through the cases."""
         self._send({"kind": "about", **self._about()})
-        for case in self._job.parsed_cases():
+        for i, case in enumerate(self._job.parsed_cases()):
+            if i:
+                self._listen()
             with torch.no_grad():
                 result = self._result(case)
             self._send(as_json(result) if result is not None else {"kind": "judged"})
@@ -106,7 +109,8 @@ class Worker:
         for _ in range(0 if isinstance(call, Generate) else 3):
             call()
         self._clock.wait()
-        self._turn()
+        self._send({"kind": "ready"})
+        self._listen()
         self._clock.reset_peak()
         gpu, wall, note = self._times(call)
         peak = self._clock.peak_bytes()
@@ -231,14 +235,13 @@ def main() -> int:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
-    def turn() -> None:
-        send({"kind": "ready"})
+    def listen() -> None:
         if not sys.stdin.readline():
             raise SystemExit("nobody is listening any more")
 
     job = Job.from_json(json.loads(sys.stdin.readline()))
     try:
-        Worker(job, send, turn).run()
+        Worker(job, send, listen).run()
     except TilegymFxError as error:
         send({"kind": "refused", "why": str(error)})
         return 1
