@@ -118,6 +118,15 @@ def test_a_report_says_what_runs_where_the_model_is(monkeypatch: pytest.MonkeyPa
     assert str(report(model)).startswith("Norm: 1 place runs kernels\n")
 
 
+def test_the_emitted_text_names_what_was_planned_and_claims_no_run() -> None:
+    text = report(kernelize(emit_modules.Norm(), inputs=X)).text
+    assert (
+        "Solution planned for each; a call runs one for its GPU, and on a CPU the reference:\n    rms_norm  rms_norm\n"
+        in text
+    )
+    assert " ran " not in text.partition("import")[0]
+
+
 class InOneDtype(emit_modules.WithNorm):
     """Takes float32 and nothing else."""
 

@@ -178,15 +178,17 @@ def _head(header: Header, variants: Sequence[Variant], solutions: Mapping[str, s
     lines = [
         f'"""{header.model} with cuTile kernels, written by tilegym_fx.',
         "",
-        "Each class below is its author's, with the regions that a kernel computes replaced by a call each.",
+        "Each class below is its author's, with the regions that a kernel can compute replaced by a call each.",
         "Apply it to a model of the same code with `apply(model)`; `restore(model)` puts the model back.",
         "",
     ]
     if versions:
         lines += [f"Made with: {versions}.", ""]
-    lines += ["Definitions and the Solutions that ran when this was made:"]
+    lines += [
+        "Definitions, and the Solution planned for each; a call runs one for its GPU, and on a CPU the reference:"
+    ]
     width = max(len(name) for name in solutions)
-    lines += [f"    {name:<{width}}  {solution or 'the reference'}" for name, solution in solutions.items()]
+    lines += [f"    {name:<{width}}  {solution or 'none'}" for name, solution in solutions.items()]
     lines += ["", "Functions replaced, with the sha256 of their text:"]
     seen: set[str] = set()
     for variant in variants:
