@@ -52,7 +52,7 @@ def tilegym_fx_backend(
         example_inputs: Its inputs.
         mode: As for inductor (``reduce-overhead``, ``max-autotune``...).
         options: Inductor's, and besides ``inner`` (``inductor`` or ``eager``), ``only`` and ``skip``
-            (collections of Definition names).
+            (names of Definitions, or one).
 
     Raises:
         UsageError: If ``inner`` is unknown, or inductor's options are given for ``eager``.

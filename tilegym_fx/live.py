@@ -84,7 +84,6 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
     """
     _require_module(model)
     compile_options = _compile_options(compile) if compile else None
-    only, skip = ((names,) if isinstance(names, str) else names for names in (only, skip))
     tell_of_references(_device(model))
     if sys.version_info < (3, 11):
         return _unchanged(model, _OLD_PYTHON, strict, MatchError(_OLD_PYTHON))

@@ -36,8 +36,8 @@ class Policy:
 
     Attributes:
         device: For estimates and for the Solutions' target hardware.
-        only: Names of the Definitions to use; None for all whose kernels have run on a GPU.
-        skip: Names of the Definitions to leave out.
+        only: Names of the Definitions to use, or one name; None for all whose kernels have run on a GPU.
+        skip: Names of the Definitions to leave out, or one name.
         refuse: The reason why a Match cannot be used, or None; the source form refuses what it cannot write.
     """
 
@@ -45,6 +45,11 @@ class Policy:
     only: Collection[str] | None = None
     skip: Collection[str] = ()
     refuse: Callable[[Match], str | None] | None = None
+
+    def __post_init__(self) -> None:
+        for option in ("only", "skip"):
+            if isinstance(getattr(self, option), str):  # one name, not a collection of letters
+                object.__setattr__(self, option, (getattr(self, option),))
 
     def allows(self, definition: str) -> bool:
         return definition not in self.skip and (self.only is None or definition in self.only)

@@ -122,6 +122,11 @@ class TestPolicy:
     def test_only_limits(self) -> None:
         assert taken(planned(add_norm, *ADD_NORM, only=("rms_norm",))) == {"rms_norm": 1}
 
+    def test_one_name_is_no_collection_of_letters(self) -> None:
+        assert taken(planned(add_norm, *ADD_NORM, only="rms_norm")) == {"rms_norm": 1}
+        assert taken(planned(add_norm, *ADD_NORM, skip="add_rms_norm")) == {"rms_norm": 1}
+        assert not Policy(H200, only="add_rms_norm").allows("rms_norm")
+
     @pytest.mark.parametrize("option", ["only", "skip"])
     def test_an_unknown_name_is_an_error(self, option: str) -> None:
         with pytest.raises(MatchError, match=f"{option}= names 'rms_nrom', which is no Definition"):
