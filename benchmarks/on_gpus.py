@@ -4,8 +4,9 @@
 
 Each line of the file is `name: command`; empty lines and lines with # are left out. `{out}` in a command is the folder
 for its files. A GPU takes the next command when its last one has ended, so put the longest first. When the limit comes,
-what still runs gets Ctrl-C, and the results so far are packed all the same. Two commands never share a GPU, but they
-share the host: figures of eager code, which waits for the CPU, are those of a busy machine.
+what still runs gets Ctrl-C, and the results so far are packed all the same. Commands on different GPUs share the host:
+figures of eager code, which waits for the CPU, are those of a busy machine. A GPU named twice (`--gpus 0,0,1,1`) takes
+two commands: right for runs of `tilegym_fx.bench`, which prepare together and time alone, and for nothing else.
 """
 
 from __future__ import annotations

@@ -67,9 +67,12 @@ def numbers(block, size, axis):
 
 def read_mask(mask, batch, row, step, shape, kind):
     """One tile of the mask, float32; outside of it -inf if it is added, else 0."""
-    index = (batch % mask.shape[0], 0, row, step)
-    outside = ct.PaddingMode.NEG_INF if kind == ADDED else ZERO
-    return ct.astype(ct.reshape(ct.load(mask, index, (1, 1, *shape), padding_mode=outside), shape), ct.float32)
+    tile = ct.load(mask, (batch % mask.shape[0], 0, row, step), (1, 1, *shape), padding_mode=ZERO)
+    tile = ct.astype(ct.reshape(tile, shape), ct.float32)
+    if kind != ADDED:
+        return tile
+    inside = (numbers(row, shape[0], 0) < mask.shape[2]) & (numbers(step, shape[1], 1) < mask.shape[3])
+    return ct.where(inside, tile, -INFINITY)
 
 
 def sees(tile, fill, kind):
@@ -199,7 +202,8 @@ def attention_variant_combine_kernel(
     batch, head = ct.bid(1) // key_heads, ct.bid(1) % key_heads
     block = ct.bid(1) * groups + member // HEADS
     row = member % HEADS * QUERIES + position
-    top = ct.load(states, (0, block, 0, row), (1, 1, SHARES, 1), padding_mode=ct.PaddingMode.NEG_INF)
+    top = ct.load(states, (0, block, 0, row), (1, 1, SHARES, 1), padding_mode=ZERO)
+    top = ct.where(ct.reshape(numbers(0, SHARES, 1), (1, 1, SHARES, 1)) < states.shape[2], top, -INFINITY)
     total = ct.load(states, (1, block, 0, row), (1, 1, SHARES, 1), padding_mode=ZERO)
     part = ct.load(parts, (block, 0, row, 0), (1, SHARES, 1, VALUE_WIDTH), padding_mode=ZERO)
     highest = ct.max(top)

@@ -96,10 +96,11 @@ def numbers(block, size, axis):
 def read_mask(mask, batch, head, row, step, shape, kind):
     """One tile of the mask; outside of it no key is seen."""
     index = (batch % mask.shape[0], head % mask.shape[1], row, step)
+    tile = ct.reshape(ct.load(mask, index, (1, 1, *shape), padding_mode=ZERO), shape)
     if kind == BOOLEAN:
-        return ct.reshape(ct.load(mask, index, (1, 1, *shape), padding_mode=ZERO), shape) != 0
-    tile = ct.load(mask, index, (1, 1, *shape), padding_mode=ct.PaddingMode.NEG_INF)
-    return ct.astype(ct.reshape(tile, shape), ct.float32)
+        return tile != 0
+    inside = (numbers(row, shape[0], 0) < mask.shape[2]) & (numbers(step, shape[1], 1) < mask.shape[3])
+    return ct.where(inside, ct.astype(tile, ct.float32), -INFINITY)
 
 
 def masked(scores, factor, tile, kind):
@@ -268,7 +269,8 @@ def attention_combine_kernel(parts, tops, totals, y, QUERIES: Int, SHARES: Int, 
     group, position = ct.bid(0) // length, ct.bid(0) % length
     batch, head = ct.bid(1) // key_heads, ct.bid(1) % key_heads
     row = group * QUERIES + position
-    top = ct.load(tops, (ct.bid(1), 0, row), (1, SHARES, 1), padding_mode=ct.PaddingMode.NEG_INF)
+    top = ct.load(tops, (ct.bid(1), 0, row), (1, SHARES, 1), padding_mode=ZERO)
+    top = ct.where(ct.reshape(numbers(0, SHARES, 1), (1, SHARES, 1)) < tops.shape[1], top, -INFINITY)
     total = ct.load(totals, (ct.bid(1), 0, row), (1, SHARES, 1), padding_mode=ZERO)
     part = ct.load(parts, (ct.bid(1), 0, row, 0), (1, SHARES, 1, VALUE_WIDTH), padding_mode=ZERO)
     highest = ct.max(top)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import covering_power, launch, with_hints
+from tilegym_fx.launch import launch, with_hints
 
-from .experts import ZERO, own_rows, pick_tiling, weight_tile
+from .experts import ZERO, lanes, own_rows, pick_tiling, weight_tile
 
 Int = ct.Constant[int]
 
@@ -42,7 +42,7 @@ def _grouped(
     if out.numel():
         tiling = pick_tiling(rows, experts, input.itemsize)
         blocks = min(rows, rows // tiling.rows + min(rows, experts))
-        cut = (covering_power(experts), tiling.rows, tiling.columns, tiling.depth)
+        cut = (lanes(experts), tiling.rows, tiling.columns, tiling.depth)
         grid = (blocks, -(-columns // tiling.columns))
         launch(with_hints(grouped_linear_kernel, tiling.occupancy), grid, (input, weight, ends, out, out_first, *cut))
     return out

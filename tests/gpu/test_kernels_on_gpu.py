@@ -58,7 +58,8 @@ def cases(name: str, dtype: torch.dtype) -> list[dict[str, int]]:
         heads = [{**h, "R": h["D"] // 2} for h in HEADS]
         return [{"B": 2, **h, **length} for h in heads[pick] for length in lengths[pick]]
     if definition.op_type == "moe":  # the float64 evaluation holds the weights of every token's experts
-        return [{**width, "N": rows} for width in EXPERT_WIDTHS for rows in (1, 24, 130)]
+        sizes = [{**width, "N": rows} for width in EXPERT_WIDTHS for rows in (1, 24, 130)]
+        return [*sizes, {"H": 576, "I": 192, "N": 24, "E": 64}]
     return [{**width, "N": rows} for width in WIDTHS[pick] for rows in ROW_COUNTS[pick]]
 
 
@@ -89,6 +90,18 @@ def test_kernel_agrees_with_float64(name: str, dtype: torch.dtype) -> None:
                 ratio = worst(run, name, inputs, dtype)
                 assert ratio <= 1, f"{sizes}, rows {rows}, weights {weights}: {ratio:.2f} times the rounding error"
     assert dict(ops.fallbacks()) == before, "a kernel was not used"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["gqa_attention_masked", "biased_attention_masked", "biased_attention_filled"])
+def test_attention_under_a_float_mask_agrees_with_float64(name: str, dtype: torch.dtype) -> None:
+    op = ops.overload(name)
+    with torch.device("cuda"):
+        for sizes in cases(name, dtype):
+            sized = {k: v for k, v in sizes.items() if k in SIZES}
+            inputs = make_inputs(name, dtype, "ordinary", "as trained", sized, float_mask=True)
+            ratio = worst(lambda **given: op(*given.values()), name, inputs, dtype)
+            assert ratio <= 1, f"{sizes}: {ratio:.2f} times the rounding error"
 
 
 def test_a_replayed_graph_reads_its_inputs_anew() -> None:

@@ -148,8 +148,8 @@ def sin(x, y):
     return ct.sin(ct.minimum(ct.maximum(x, -8.0), 8.0))
 
 
-def mma(x, y):
-    return ct.mma(ct.minimum(x, 8.0), ct.minimum(y, 8.0), ct.zeros((16, 16), ct.float32))
+def mma(x, y):  # of numbers alike in size: a sum that cancels tells nothing
+    return ct.mma(ct.abs(ct.maximum(x, -8.0)), ct.minimum(ct.abs(y), 8.0), ct.zeros((16, 16), ct.float32))
 
 
 def sum_of_rows(x, y):
@@ -198,6 +198,21 @@ def test_the_interpreter_is_within_rounding(function, dtype):
     step = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-20}[dtype]
     scale = 8 if function is sum_of_rows else 1
     torch.testing.assert_close(interpreted, launched, rtol=2 * step * scale, atol=step * scale, equal_nan=True)
+
+
+@ct.kernel
+def edge_kernel(x, out):
+    ct.store(out, (0, 0), ct.astype(ct.load(x, (0, 1), (16, 16), padding_mode=ct.PaddingMode.ZERO), out.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("columns", [17, 24, 32])
+def test_a_tile_that_sticks_out_is_filled_with_zeros(dtype, columns):
+    x = torch.randn(5, columns).to(dtype)
+    interpreted, launched = torch.ones(16, 16), torch.ones(16, 16, device="cuda")
+    interpret(edge_kernel, (1,), (x, interpreted))
+    launch(edge_kernel, (1,), (x.cuda(), launched))
+    assert torch.equal(interpreted, launched.cpu())
 
 
 @ct.kernel

@@ -8,6 +8,7 @@ clock      seconds, on a GPU or on the host
 profile    a profiler's trace as time by kernel, and our share of it
 worker     one variant: prepared, judged, timed, profiled
 run        the workers one after another, each in a process of its own with a time limit
+turns      a GPU of its own for whoever times, though several benches run
 results    the numbers and the arithmetic on them
 report     tables and the two lines that scripts look for; picture: the same as an SVG
 """

@@ -36,6 +36,7 @@ from .models import find_source, make_model, read_bytes
 from .profile import kernel_functions, kernel_times, our_kernels
 from .results import Result, Samples, as_json
 from .timing import copy_rate
+from .turns import Turns
 
 #: A prompt of more tokens takes a float32 model too long.
 _MOST_JUDGED = 16384
@@ -56,6 +57,8 @@ class Worker:
 
     def __init__(self, job: Job, send: Send, listen: Listen) -> None:
         self._job, self._send, self._listen = job, send, listen
+        self._turns = Turns(str(torch.cuda.get_device_properties(0).uuid) if job.device == "cuda" else None)
+        self._turns.prepare()
         self._variant = job.parsed_variant
         self._clock = Clock(job.device)
         self._prepare: dict[str, float] = {}
@@ -70,15 +73,20 @@ class Worker:
     def run(self) -> None:
         """Work through the cases."""
         self._send({"kind": "about", **self._about()})
+        self._turns.leave()
         for i, case in enumerate(self._job.parsed_cases()):
             if i:
                 self._listen()
+            self._turns.prepare()
             with torch.no_grad():
                 result = self._result(case)
+            self._turns.leave()
             self._send(as_json(result) if result is not None else {"kind": "judged"})
 
     def _about(self) -> dict[str, Any]:
         weights = list(self._model.parameters())
+        if self._is_reference:
+            self._turns.measure()  # the copy rate
         return {
             "class": type(self._model).__name__,
             "parameters": sum(p.numel() for p in weights),
@@ -109,8 +117,10 @@ class Worker:
         for _ in range(0 if isinstance(call, Generate) else 3):
             call()
         self._clock.wait()
+        self._turns.leave()
         self._send({"kind": "ready"})
         self._listen()
+        self._turns.measure()
         self._clock.reset_peak()
         gpu, wall, note = self._times(call)
         peak = self._clock.peak_bytes()
