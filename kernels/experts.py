@@ -17,7 +17,7 @@ Four launches. A pair is a token with one of its experts, numbered t * K + k.
 4. `experts_sum_kernel` sums the K rows of each token in float32.
 
 A grid cannot depend on how many pairs an expert has, so a product has S / ROWS + E blocks along the rows,
-for S pairs, and each finds its expert and rows from the counts; those that find none end at once. Sums over K
+for S pairs, and each finds its expert and rows from the counts; those that find none do nothing. Sums over K
 are in float32; act(gate) * up and each weighted row are rounded to the model's dtype.
 """
 
@@ -35,8 +35,6 @@ from tilegym_fx.launch import covering_power, launch, with_hints
 SORT_WIDTH = 1024
 #: Columns that one block of the last sum covers.
 SUM_WIDTH = 1024
-#: Numbers that a warp adds up at once.
-MIN_LANES = 32
 LATENCY = 10
 LOG2_E = 1.4426950408889634
 
@@ -83,20 +81,16 @@ def ids_at(index, pair):
     return ct.astype(ct.gather(index, pair, padding_value=-1), ct.int32)
 
 
-def lanes(count: int) -> int:
-    """Size of the tile in which `own_rows` counts. Of 8 experts it never ended on an H200 (CTK 13.4.92)."""
-    return max(MIN_LANES, covering_power(count))
-
-
 def own_rows(ends, block, rows, EXPERTS):
-    """Expert of a block of rows, and the first and the last of its rows; the expert is EXPERTS for none."""
+    """Expert of a block of rows, its first row and the one after its last; for a block without rows 0, 0, 0."""
     lane = ct.arange(EXPERTS, dtype=ct.int32)
     stop = ct.gather(ends, lane, padding_value=0)
     start = ct.where(lane == 0, 0, ct.gather(ends, ct.maximum(lane - 1, 0), padding_value=0))
     blocks = ct.where(lane < ends.shape[0], (stop - start + rows - 1) // rows, 0)
     through = ct.cumsum(blocks)
     expert = ct.sum(ct.where(through <= block, 1, 0))
-    chosen = lane == expert
+    expert = ct.where(expert < EXPERTS, expert, 0)
+    chosen = (lane == expert) & (through > block)
     first = ct.sum(ct.where(chosen, start + (block - through + blocks) * rows, 0))
     last = ct.sum(ct.where(chosen, stop, 0))
     return expert, first, last
@@ -107,28 +101,52 @@ def experts_gate_up_kernel(
     x, weight, order, ends, out, ACT: Int, PER_TOKEN: Int, EXPERTS: Int, ROWS: Int, COLUMNS: Int, DEPTH: Int
 ):  # fmt: skip
     expert, first, last = own_rows(ends, ct.bid(0), ROWS, EXPERTS)
-    if expert < EXPERTS:
-        column = ct.bid(1)
-        half = out.shape[1]
-        token = own_tokens(order, first, last, ROWS, PER_TOKEN, x.shape[0])
-        lane = ct.reshape(ct.arange(DEPTH, dtype=ct.int32), (1, DEPTH))
-        gates, ups = weight.slice(1, 0, half), weight.slice(1, half, 2 * half)
-        gate = ct.zeros((ROWS, COLUMNS), ct.float32)
-        up = ct.zeros((ROWS, COLUMNS), ct.float32)
-        for k in range(ct.cdiv(x.shape[1], DEPTH)):
-            left = ct.gather(x, (token, k * DEPTH + lane))
-            gate = ct.mma(left, weight_tile(gates, expert, k, column, (DEPTH, COLUMNS), True), gate)
-            up = ct.mma(left, weight_tile(ups, expert, k, column, (DEPTH, COLUMNS), True), up)
-        opened = ct.astype(ct.astype(activation(gate, ACT), out.dtype), ct.float32)
-        result = ct.astype(opened * ct.astype(ct.astype(up, out.dtype), ct.float32), out.dtype)
-        ct.store(out.slice(0, first, last), (0, column), result)
+    column = ct.bid(1)
+    token = own_tokens(order, first, last, ROWS, PER_TOKEN, x.shape[0])
+    lane = ct.reshape(ct.arange(DEPTH, dtype=ct.int32), (1, DEPTH))
+    gate = ct.zeros((ROWS, COLUMNS), ct.float32)
+    up = ct.zeros((ROWS, COLUMNS), ct.float32)
+    for k in range(steps_of(first, last, x.shape[1], DEPTH)):
+        left = ct.gather(x, (token, k * DEPTH + lane))
+        gate = ct.mma(left, half_tile(weight, expert, 0, k, column, (DEPTH, COLUMNS)), gate)
+        up = ct.mma(left, half_tile(weight, expert, 1, k, column, (DEPTH, COLUMNS)), up)
+    opened = ct.astype(ct.astype(activation(gate, ACT), out.dtype), ct.float32)
+    result = ct.astype(opened * ct.astype(ct.astype(up, out.dtype), ct.float32), out.dtype)
+    put_rows(out, row_numbers(first, last, ROWS, out.shape[0]), column, result)
+
+
+def steps_of(first, last, width, depth):
+    """Steps along the sum, none for a block without rows.
+
+    So such a block runs through a loop of no steps: with the whole product inside an `if`, and rows and halves of
+    weights cut out by slices, these kernels never ended on an H200 (CTK 13.4.92).
+    """
+    return ct.where(first < last, ct.cdiv(width, depth), 0)
+
+
+def half_tile(weight, expert, half, k, column, shape):
+    """A tile [in, out] of the gate (0) or the up projection (1) of one expert, [experts, 2, out, in]."""
+    place, shape4 = (expert, half, k, column), (1, 1, shape[0], shape[1])
+    return ct.reshape(ct.load(weight, place, shape4, order=(0, 1, 3, 2), padding_mode=ZERO, latency=LATENCY), shape)
 
 
 def own_tokens(order, first, last, rows, per_token, outside):
     """Token of each row from `first`, [rows, 1]; `outside` from `last` on."""
-    row = first + ct.arange(rows, dtype=ct.int32)
-    pair = ct.gather(order, ct.where(row < last, row, order.shape[0]), padding_value=-1)
+    pair = ct.gather(order, row_numbers(first, last, rows, order.shape[0]), padding_value=-1)
     return ct.reshape(ct.where(pair >= 0, pair // per_token, outside), (rows, 1))
+
+
+def row_numbers(first, last, rows, outside):
+    """The rows from `first`, [rows]; `outside` from `last` on."""
+    row = first + ct.arange(rows, dtype=ct.int32)
+    return ct.where(row < last, row, outside)
+
+
+def put_rows(out, row, column, tile):
+    """Writes a tile to the rows whose numbers are given, those beyond the last left out."""
+    rows, columns = tile.shape
+    lane = column * columns + ct.arange(columns, dtype=ct.int32)
+    ct.scatter(out, (ct.reshape(row, (rows, 1)), ct.reshape(lane, (1, columns))), tile)
 
 
 def weight_tile(weight, expert, k, column, shape, out_first):
@@ -147,22 +165,22 @@ def experts_clamped_gate_kernel(
     PER_TOKEN: Int, EXPERTS: Int, ROWS: Int, COLUMNS: Int, DEPTH: Int,
 ):  # fmt: skip
     expert, first, last = own_rows(ends, ct.bid(0), ROWS, EXPERTS)
-    if expert < EXPERTS:
-        column = ct.bid(1)
-        token = own_tokens(order, first, last, ROWS, PER_TOKEN, x.shape[0])
-        lane = ct.reshape(ct.arange(DEPTH, dtype=ct.int32), (1, DEPTH))
-        both = ct.zeros((ROWS, 2 * COLUMNS), ct.float32)
-        for k in range(ct.cdiv(x.shape[1], DEPTH)):
-            left = ct.gather(x, (token, k * DEPTH + lane))
-            both = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, 2 * COLUMNS), False), both)
-        both = both + ct.astype(ct.load(bias, (expert, column), (1, 2 * COLUMNS), padding_mode=ZERO), ct.float32)
-        both = ct.reshape(both, (ROWS, COLUMNS, 2))
-        is_gate = ct.reshape(ct.arange(2, dtype=ct.int32), (1, 1, 2)) == 0
-        gate = ct.minimum(ct.sum(ct.where(is_gate, both, 0.0), axis=2), limit, propagate_nan=True)
-        up = ct.minimum(ct.sum(ct.where(is_gate, 0.0, both), axis=2), limit, propagate_nan=True)
-        up = ct.maximum(up, -limit, propagate_nan=True)
-        opened = gate / (1.0 + ct.exp2(gate * (-alpha * LOG2_E)))
-        ct.store(out.slice(0, first, last), (0, column), ct.astype((up + 1.0) * opened, out.dtype))
+    column = ct.bid(1)
+    token = own_tokens(order, first, last, ROWS, PER_TOKEN, x.shape[0])
+    lane = ct.reshape(ct.arange(DEPTH, dtype=ct.int32), (1, DEPTH))
+    both = ct.zeros((ROWS, 2 * COLUMNS), ct.float32)
+    for k in range(steps_of(first, last, x.shape[1], DEPTH)):
+        left = ct.gather(x, (token, k * DEPTH + lane))
+        both = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, 2 * COLUMNS), False), both)
+    both = both + ct.astype(ct.load(bias, (expert, column), (1, 2 * COLUMNS), padding_mode=ZERO), ct.float32)
+    both = ct.reshape(both, (ROWS, COLUMNS, 2))
+    is_gate = ct.reshape(ct.arange(2, dtype=ct.int32), (1, 1, 2)) == 0
+    gate = ct.minimum(ct.sum(ct.where(is_gate, both, 0.0), axis=2), limit, propagate_nan=True)
+    up = ct.minimum(ct.sum(ct.where(is_gate, 0.0, both), axis=2), limit, propagate_nan=True)
+    up = ct.maximum(up, -limit, propagate_nan=True)
+    opened = gate / (1.0 + ct.exp2(gate * (-alpha * LOG2_E)))
+    row = row_numbers(first, last, ROWS, out.shape[0])
+    put_rows(out, row, column, ct.astype((up + 1.0) * opened, out.dtype))
 
 
 def activation(x, kind):
@@ -177,20 +195,18 @@ def experts_down_kernel(
     OUT_FIRST: Flag, BIAS: Flag, EXPERTS: Int, ROWS: Int, COLUMNS: Int, DEPTH: Int,
 ):  # fmt: skip
     expert, first, last = own_rows(ends, ct.bid(0), ROWS, EXPERTS)
-    if expert < EXPERTS:
-        column = ct.bid(1)
-        rows = x.slice(0, first, last)
-        sums = ct.zeros((ROWS, COLUMNS), ct.float32)
-        for k in range(ct.cdiv(x.shape[1], DEPTH)):
-            left = ct.load(rows, (0, k), (ROWS, DEPTH), padding_mode=ZERO)
-            sums = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, COLUMNS), OUT_FIRST), sums)
-        if BIAS:
-            sums = sums + ct.astype(ct.load(bias, (expert, column), (1, COLUMNS), padding_mode=ZERO), ct.float32)
-        row = first + ct.arange(ROWS, dtype=ct.int32)
-        pair = ct.gather(order, ct.where(row < last, row, order.shape[0]), padding_value=out.shape[0])
-        factor = ct.reshape(ct.astype(ct.gather(pair_weight, pair), ct.float32), (ROWS, 1))
-        lane = ct.reshape(column * COLUMNS + ct.arange(COLUMNS, dtype=ct.int32), (1, COLUMNS))
-        ct.scatter(out, (ct.reshape(pair, (ROWS, 1)), lane), ct.astype(sums * factor, out.dtype))
+    column = ct.bid(1)
+    row = row_numbers(first, last, ROWS, x.shape[0])
+    lane = ct.reshape(ct.arange(DEPTH, dtype=ct.int32), (1, DEPTH))
+    sums = ct.zeros((ROWS, COLUMNS), ct.float32)
+    for k in range(steps_of(first, last, x.shape[1], DEPTH)):
+        left = ct.gather(x, (ct.reshape(row, (ROWS, 1)), k * DEPTH + lane))
+        sums = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, COLUMNS), OUT_FIRST), sums)
+    if BIAS:
+        sums = sums + ct.astype(ct.load(bias, (expert, column), (1, COLUMNS), padding_mode=ZERO), ct.float32)
+    pair = ct.gather(order, row, padding_value=out.shape[0])
+    factor = ct.reshape(ct.astype(ct.gather(pair_weight, pair), ct.float32), (ROWS, 1))
+    put_rows(out, pair, column, ct.astype(sums * factor, out.dtype))
 
 
 @ct.kernel
@@ -230,7 +246,7 @@ class _Pass:
             launch(experts_sort_kernel, (count,), (top_k_index.reshape(-1), self.order, self.ends, SORT_WIDTH))
             self.tiling = tiling = pick_tiling(self.pairs, count, hidden_states.itemsize)
             self.blocks = min(self.pairs, self.pairs // tiling.rows + min(self.pairs, count))
-            self.cut = (lanes(count), tiling.rows, tiling.columns, tiling.depth)
+            self.cut = (covering_power(count), tiling.rows, tiling.columns, tiling.depth)
 
     def grid(self, columns: int) -> tuple[int, int]:
         return self.blocks, -(-columns // self.tiling.columns)
@@ -295,7 +311,8 @@ def _gated(
     work = _Pass(x, index, count, inner)
     if not work.out.numel() or not work.pairs:
         return work.out.zero_()
-    args = (x, gate_up, work.order, work.ends, work.gated, act, work.per_token, *work.cut)
+    halves = gate_up.unflatten(1, (2, inner))
+    args = (x, halves, work.order, work.ends, work.gated, act, work.per_token, *work.cut)
     launch(with_hints(experts_gate_up_kernel, work.tiling.occupancy), work.grid(inner), args)
     return work.finish(weights, down, None, True)
 

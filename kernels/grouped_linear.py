@@ -4,7 +4,7 @@
 
 Matrices are stored [out, in] where OUT_FIRST, else [in, out]: their strides tell. A grid cannot depend on how many
 rows an expert has, so there are N / ROWS + E blocks along N rows, and each finds its expert and rows from `ends`; those
-that find none end at once. Rows from ends[-1] on belong to no expert and are not written. Sums are in float32.
+that find none do nothing. Rows from ends[-1] on belong to no expert and are not written. Sums are in float32.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 import cuda.tile as ct
 import torch
 
-from tilegym_fx.launch import launch, with_hints
+from tilegym_fx.launch import covering_power, launch, with_hints
 
-from .experts import ZERO, lanes, own_rows, pick_tiling, weight_tile
+from .experts import own_rows, pick_tiling, put_rows, row_numbers, steps_of, weight_tile
 
 Int = ct.Constant[int]
 
@@ -24,14 +24,14 @@ def grouped_linear_kernel(
     x, weight, ends, out, OUT_FIRST: ct.Constant[bool], EXPERTS: Int, ROWS: Int, COLUMNS: Int, DEPTH: Int
 ):  # fmt: skip
     expert, first, last = own_rows(ends, ct.bid(0), ROWS, EXPERTS)
-    if expert < EXPERTS:
-        column = ct.bid(1)
-        rows = x.slice(0, first, last)
-        sums = ct.zeros((ROWS, COLUMNS), ct.float32)
-        for k in range(ct.cdiv(x.shape[1], DEPTH)):
-            left = ct.load(rows, (0, k), (ROWS, DEPTH), padding_mode=ZERO)
-            sums = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, COLUMNS), OUT_FIRST), sums)
-        ct.store(out.slice(0, first, last), (0, column), ct.astype(sums, out.dtype))
+    column = ct.bid(1)
+    row = row_numbers(first, last, ROWS, x.shape[0])
+    lane = ct.reshape(ct.arange(DEPTH, dtype=ct.int32), (1, DEPTH))
+    sums = ct.zeros((ROWS, COLUMNS), ct.float32)
+    for k in range(steps_of(first, last, x.shape[1], DEPTH)):
+        left = ct.gather(x, (ct.reshape(row, (ROWS, 1)), k * DEPTH + lane))
+        sums = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, COLUMNS), OUT_FIRST), sums)
+    put_rows(out, row, column, ct.astype(sums, out.dtype))
 
 
 def _grouped(
@@ -42,7 +42,7 @@ def _grouped(
     if out.numel():
         tiling = pick_tiling(rows, experts, input.itemsize)
         blocks = min(rows, rows // tiling.rows + min(rows, experts))
-        cut = (lanes(experts), tiling.rows, tiling.columns, tiling.depth)
+        cut = (covering_power(experts), tiling.rows, tiling.columns, tiling.depth)
         grid = (blocks, -(-columns // tiling.columns))
         launch(with_hints(grouped_linear_kernel, tiling.occupancy), grid, (input, weight, ends, out, out_first, *cut))
     return out

@@ -318,6 +318,7 @@ def _attend_eagerly(
     relative = torch.expm1(2 * (8 * r.relative * largest + 16 * ROUNDED32 * size))
     relative = relative + 3 * r.relative + k.shape[-2] * ROUNDED32
     tolerance = relative * (weights @ v.abs()) + k.shape[-2] * r.step * v.abs().amax(-2, keepdim=True) + r.step
+    tolerance = tolerance + FLOOR32 * (1 + v.abs().sum(-2, keepdim=True))  # weights too small for float32
     return (((weights @ v).transpose(1, 2), tolerance.transpose(1, 2)),)
 
 
