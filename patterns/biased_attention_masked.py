@@ -10,6 +10,8 @@ import torch
 
 from tilegym_fx.spelling import guard, spelling
 
+SHAPES = {"bias": ("Hq or B * Hq", "One", "T"), "mask": ("1 or B", "One", "S", "T")}
+
 
 @spelling(
     source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/bloom/modeling_bloom.py#L266-L296"
@@ -41,34 +43,9 @@ def bias_of_one_sequence(
 
 
 @guard
-def heads_fit(
+def mask_is_boolean_or_added(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> str | None:
-    if q.dim() != 4 or k.dim() != 4 or v.shape != k.shape:
-        return f"q, k and v are {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
-    if q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1]:
-        return f"q {list(q.shape)} and k {list(k.shape)} have other sequences, heads or widths"
-    return None
-
-
-@guard
-def bias_is_for_heads(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor, scale: float
-) -> str | None:
-    heads = (q.shape[1], q.shape[0] * q.shape[1])
-    if bias.dim() != 3 or bias.shape[0] not in heads or tuple(bias.shape[1:]) != (1, k.shape[2]):
-        return f"the bias is {list(bias.shape)}, not [{heads[0]} or {heads[1]} heads, 1, {k.shape[2]} keys]"
-    return None
-
-
-@guard
-def mask_is_shared_by_heads(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor, scale: float
-) -> str | None:
-    if mask.dim() != 4 or mask.shape[0] not in (1, q.shape[0]) or mask.shape[1] != 1:
-        return f"the mask is {list(mask.shape)}, not [batch, 1, queries, keys]"
-    if tuple(mask.shape[2:]) != (q.shape[2], k.shape[2]):
-        return f"the mask covers {list(mask.shape[2:])} places, not {q.shape[2]} queries by {k.shape[2]} keys"
     if mask.dtype not in (torch.bool, q.dtype):
         return f"a mask of {mask.dtype} is added to scores of {q.dtype}"
     return None

@@ -11,12 +11,5 @@ from tilegym_fx.spelling import guard
 
 
 @guard
-def both_have_heads(cache: torch.Tensor, new: torch.Tensor) -> str | None:
-    if cache.dim() != 4 or new.dim() != 4:
-        return f"a cache has 4 dimensions; these have {cache.dim()} and {new.dim()}"
-    return None
-
-
-@guard
 def one_dtype(cache: torch.Tensor, new: torch.Tensor) -> str | None:
     return None if cache.dtype == new.dtype else f"the cache is {cache.dtype}, the new tokens are {new.dtype}"

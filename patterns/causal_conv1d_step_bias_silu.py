@@ -11,7 +11,10 @@ from tilegym_fx.spelling import guard
 
 from .causal_conv1d import unfit
 
+#: The window need not be one longer than the filters.
+SHAPES = {"window": ("B", "C", "positions")}
+
 
 @guard
-def filters_fit(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> str | None:
-    return unfit(window, weight, bias)
+def taps_are_few(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> str | None:
+    return unfit(weight)

@@ -11,7 +11,5 @@ from tilegym_fx.spelling import guard
 
 
 @guard
-def both_are_heads(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    if a.dim() != 4 or b.dim() != 4:
-        return f"a and b have {a.dim()} and {b.dim()} dimensions, not 4"
+def one_dtype(a: torch.Tensor, b: torch.Tensor) -> str | None:
     return None if a.dtype == b.dtype else f"a is {a.dtype} and b {b.dtype}"

@@ -11,6 +11,17 @@ import torch
 
 from tilegym_fx.spelling import guard, spelling
 
+#: Sizes need no common divisor, which only grouped products of 16 bits want.
+SHAPES = {
+    "hidden_states": ("tokens", "hidden"),
+    "top_k_index": ("tokens", "K"),
+    "top_k_weights": ("tokens", "K"),
+    "gate_up_proj": ("E", "hidden", "2 * inner"),
+    "gate_up_proj_bias": ("E", "2 * inner"),
+    "down_proj": ("E", "inner", "hidden"),
+    "down_proj_bias": ("E", "hidden"),
+}
+
 
 @spelling(
     source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/integrations/moe.py#L424-L537"
@@ -41,7 +52,7 @@ def counted_as_floats(
 
 
 @guard
-def weights_fit(
+def one_dtype(
     hidden_states: torch.Tensor,
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
@@ -52,8 +63,6 @@ def weights_fit(
     alpha: float,
     limit: float,
 ) -> str | None:
-    if hidden_states.dim() != 2 or top_k_index.dim() != 2:
-        return f"tokens and experts have {hidden_states.dim()} and {top_k_index.dim()} dimensions, not 2"
     if gate_up_proj.dtype != hidden_states.dtype or down_proj.dtype != hidden_states.dtype:
         return f"the experts are {gate_up_proj.dtype} and the tokens {hidden_states.dtype}"
     return None

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard, spelling
+from tilegym_fx.spelling import spelling
+
+SHAPES = {"hidden_states": ("tokens", "H"), "top_k_index": ("tokens", "K")}
 
 
 @spelling(
@@ -21,12 +23,3 @@ def counted_as_floats(
     tokens = torch.histc(expert.float(), bins=count, min=0, max=count - 1)
     ends = torch.cumsum(tokens, dim=0, dtype=torch.int32)
     return hidden_states[order // top_k_index.shape[-1]], order, ends
-
-
-@guard
-def tokens_are_rows(hidden_states: torch.Tensor, top_k_index: torch.Tensor, count: int) -> str | None:
-    if hidden_states.dim() != 2 or top_k_index.dim() != 2:
-        return f"tokens and experts have {hidden_states.dim()} and {top_k_index.dim()} dimensions, not 2"
-    if hidden_states.shape[0] != top_k_index.shape[0]:
-        return f"there are {hidden_states.shape[0]} tokens, and experts for {top_k_index.shape[0]}"
-    return None

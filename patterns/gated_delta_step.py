@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard, misfit, spelling
+from tilegym_fx.spelling import guard, spelling
 
 #: A block of the kernel holds a whole key.
 WIDEST = 256
@@ -66,19 +66,10 @@ def a_key_for_each_value_divided_by_a_power_of_two(
 
 
 @guard
-def there_is_one_position(
+def keys_are_no_wider(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, state: torch.Tensor,
     eps: float,
 ) -> str | None:  # fmt: skip
-    if v.shape[2] % k.shape[2]:
-        return f"{k.shape[2]} keys cannot be shared by {v.shape[2]} values"
-    if k.shape[1] != 1:
-        return f"there are {k.shape[1]} positions, and the kernel takes one"
     if k.shape[-1] > WIDEST:
         return f"a key has {k.shape[-1]} columns, and the kernel holds {WIDEST} at most"
-    (batch, _, keys, width), (heads, columns) = k.shape, v.shape[2:]
-    each = (batch, 1, heads)
-    return misfit(
-        q=(q, (batch, 1, keys, width)), v=(v, (*each, columns)), decay=(decay, each), beta=(beta, each),
-        state=(state, (batch, heads, width, columns)),
-    )  # fmt: skip
+    return None

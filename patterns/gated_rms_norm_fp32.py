@@ -11,9 +11,11 @@ from tilegym_fx.spelling import guard
 
 from .gated_rms_norm import unfit
 
+SHAPES = {"hidden_states": ("...", "H"), "gate": ("...", "H")}
+
 
 @guard
-def shapes_fit(
+def groups_fit(
     hidden_states: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, groups: int
 ) -> str | None:
-    return unfit(hidden_states, gate, weight, groups)
+    return unfit(hidden_states, groups)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tilegym_fx.spelling import guard, spelling
+from tilegym_fx.spelling import spelling
 
 
 @spelling(
@@ -86,14 +86,3 @@ def _share(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     groups = q.shape[1] // heads
     shared = x[:, :, None].expand(batch, heads, groups, length, width)
     return shared.reshape(batch, heads * groups, length, width)
-
-
-@guard
-def heads_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:
-    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        return f"q, k and v have {q.dim()}, {k.dim()} and {v.dim()} dimensions, not 4"
-    if v.shape != k.shape or q.shape[-1] != k.shape[-1]:
-        return f"keys are {list(k.shape)} but values are {list(v.shape)}: the kernel has one head dimension"
-    if q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1]:
-        return f"q {list(q.shape)} has no whole group of heads for each key head of {list(k.shape)}"
-    return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tilegym_fx.spelling import guard, spelling
+from tilegym_fx.spelling import spelling
 
 
 @spelling(
@@ -40,14 +40,3 @@ def without_repeat(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: flo
 def scaled_before(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """Queries are scaled, and rounded, before their products; nothing is repeated."""
     return F.scaled_dot_product_attention(q * scale, k, v, is_causal=True, scale=1.0).transpose(1, 2)
-
-
-@guard
-def heads_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:
-    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        return f"q, k and v have {q.dim()}, {k.dim()} and {v.dim()} dimensions, not 4"
-    if v.shape != k.shape or q.shape[-1] != k.shape[-1]:
-        return f"keys are {list(k.shape)} but values are {list(v.shape)}: the kernel has one head dimension"
-    if q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1]:
-        return f"q {list(q.shape)} has no whole group of heads for each key head of {list(k.shape)}"
-    return None

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 
 from tilegym_fx.spelling import guard, spelling
 
+SHAPES = {"mask": ("1 or B", "1 or Hq", "S", "T")}
+
 
 @spelling(
     source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/integrations/sdpa_attention.py#L85-L167"
@@ -168,26 +170,6 @@ def _share(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     groups = q.shape[1] // heads
     shared = x[:, :, None].expand(batch, heads, groups, length, width)
     return shared.reshape(batch, heads * groups, length, width)
-
-
-@guard
-def heads_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> str | None:
-    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        return f"q, k and v have {q.dim()}, {k.dim()} and {v.dim()} dimensions, not 4"
-    if v.shape != k.shape or q.shape[-1] != k.shape[-1]:
-        return f"keys are {list(k.shape)} but values are {list(v.shape)}: the kernel has one head dimension"
-    if q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1]:
-        return f"q {list(q.shape)} has no whole group of heads for each key head of {list(k.shape)}"
-    return None
-
-
-@guard
-def mask_fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> str | None:
-    if mask.dim() != 4 or mask.shape[0] not in (1, q.shape[0]) or mask.shape[1] not in (1, q.shape[1]):
-        return f"the mask is {list(mask.shape)}, not [batch, 1 or {q.shape[1]} heads, queries, keys]"
-    if tuple(mask.shape[2:]) != (q.shape[2], k.shape[2]):
-        return f"the mask covers {list(mask.shape[2:])} places, not {q.shape[2]} queries by {k.shape[2]} keys"
-    return None
 
 
 _IN_BATCHES = (

@@ -9,9 +9,10 @@ import torch
 
 from tilegym_fx.spelling import guard
 
+#: Sizes need no common divisor, which only grouped products of 16 bits want.
+SHAPES = {"input": ("rows", "columns"), "weight": ("E", "columns", "features")}
+
 
 @guard
-def rows_and_matrices_fit(input: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> str | None:
-    if input.dim() != 2 or weight.dim() != 3 or ends.dim() != 1:
-        return f"input, weight and ends have {input.dim()}, {weight.dim()} and {ends.dim()} dimensions, not 2, 3 and 1"
+def one_dtype(input: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> str | None:
     return None if input.dtype == weight.dtype else f"the rows are {input.dtype} and the matrices {weight.dtype}"

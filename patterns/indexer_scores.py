@@ -20,11 +20,5 @@ def without_factor(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, scal
 
 
 @guard
-def heads_share_keys(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, scale: float) -> str | None:
-    if q.dim() != 4 or k.dim() != 3 or weights.dim() != 3:
-        return f"q, k and weights have {q.dim()}, {k.dim()} and {weights.dim()} dimensions, not 4, 3 and 3"
-    if k.shape[0] != q.shape[0] or k.shape[2] != q.shape[3] or q.dtype != k.dtype:
-        return f"q is {list(q.shape)} of {q.dtype} but k is {list(k.shape)} of {k.dtype}"
-    if tuple(weights.shape) != tuple(q.shape[:3]):
-        return f"weights are {list(weights.shape)}, not one for each head of q {list(q.shape)}"
-    return None
+def one_dtype(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, scale: float) -> str | None:
+    return None if q.dtype == k.dtype else f"q is {q.dtype} but k is {k.dtype}"

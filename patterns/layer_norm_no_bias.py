@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard, not_a_row_of, spelling
+from tilegym_fx.spelling import spelling
 
 
 @spelling(
@@ -19,8 +19,3 @@ def written_out(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -
     distance = wide - wide.mean(-1, keepdim=True)
     scale = torch.rsqrt(distance.pow(2).mean(-1, keepdim=True) + eps)
     return (weight.float() * (distance * scale)).to(hidden_states.dtype)
-
-
-@guard
-def weight_is_a_row(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str | None:
-    return not_a_row_of(hidden_states, weight=weight)

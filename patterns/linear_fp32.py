@@ -12,8 +12,6 @@ from tilegym_fx.spelling import guard
 
 @guard
 def operands_are_narrow(input: torch.Tensor, weight: torch.Tensor) -> str | None:
-    if weight.dim() != 2:
-        return f"the weight has {weight.dim()} dimensions, not 2"
     if input.dtype == torch.float32:
         return "the rows are float32 already: that is a linear"
     if input.dtype != weight.dtype:

@@ -12,8 +12,6 @@ from tilegym_fx.spelling import guard
 
 @guard
 def only_the_weight_is_wide(input: torch.Tensor, weight: torch.Tensor) -> str | None:
-    if weight.dim() != 2:
-        return f"the weight has {weight.dim()} dimensions, not 2"
     if input.dtype == torch.float32 or weight.dtype != torch.float32:
         return f"the rows are {input.dtype} and the weight is {weight.dtype}"
     return None

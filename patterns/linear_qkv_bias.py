@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard, misfit
+from tilegym_fx.spelling import guard
 
 from .linear_qkv import unfit
 
@@ -22,8 +22,4 @@ def heads_fit(
     v_weight: torch.Tensor,
     v_bias: torch.Tensor,
 ) -> str | None:
-    unbroadcast = misfit(
-        q_bias=(q_bias, (q_weight.shape[0],)), k_bias=(k_bias, (k_weight.shape[0],)),
-        v_bias=(v_bias, (v_weight.shape[0],)),
-    )  # fmt: skip
-    return unbroadcast or unfit(q_weight, k_weight, v_weight)
+    return unfit(q_weight, k_weight)

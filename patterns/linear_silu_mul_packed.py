@@ -12,8 +12,6 @@ from tilegym_fx.spelling import guard
 
 def unfit(weight: torch.Tensor) -> str | None:
     """Why a weight is no packed gate and up projection."""
-    if weight.dim() != 2:
-        return f"the weight has {weight.dim()} dimensions, not 2"
     return f"the weight has {weight.shape[0]} rows, which are not two halves" if weight.shape[0] % 2 else None
 
 

@@ -9,12 +9,12 @@ import torch
 
 from tilegym_fx.spelling import guard
 
+SHAPES = {"x": None, "C": None}
+
 
 @guard
 def there_is_one_position(state: torch.Tensor, x: torch.Tensor, C: torch.Tensor, D: torch.Tensor) -> str | None:
     batch, heads, width, states = state.shape
     if x.numel() != batch * heads * width or C.shape[0] != batch or C.shape[-1] != states:
         return f"x and C are {list(x.shape)} and {list(C.shape)}, and the states {list(state.shape)}"
-    if tuple(D.shape) != (state.shape[1],):
-        return f"D is {list(D.shape)}, not one value for each of the {state.shape[1]} heads"
     return None

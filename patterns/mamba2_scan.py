@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard, misfit
+from tilegym_fx.spelling import guard
 
 
 @guard
-def shapes_fit(
+def states_fit(
     x: torch.Tensor, dt: torch.Tensor, A_log: torch.Tensor, B: torch.Tensor, C: torch.Tensor, D: torch.Tensor,
     dt_bias: torch.Tensor, chunk_size: int, least: float, most: float,
 ) -> str | None:  # fmt: skip
-    batch, length, heads, _ = x.shape
-    a_head, shared = (heads,), (batch, length, *B.shape[2:])
-    unfit = misfit(
-        dt=(dt, (batch, length, heads)), A_log=(A_log, a_head), D=(D, a_head), dt_bias=(dt_bias, a_head),
-        B=(B, shared), C=(C, shared),
-    )  # fmt: skip
-    if unfit is not None:
-        return unfit
     if not x.dtype == B.dtype == C.dtype:
         return f"x, B and C are {x.dtype}, {B.dtype} and {C.dtype}: the kernel splits all three alike"
     if B.shape[3] > 256:

@@ -22,12 +22,6 @@ def enable_gqa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) 
 
 @guard
 def values_have_their_own_width(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:
-    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        return f"q, k and v have {q.dim()}, {k.dim()} and {v.dim()} dimensions, not 4"
     if v.shape[-1] == k.shape[-1]:
         return f"keys and values both have a head dimension of {v.shape[-1]}: that is grouped-query attention"
-    if v.shape[:3] != k.shape[:3] or q.shape[-1] != k.shape[-1]:
-        return f"q, k and v are {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
-    if q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1]:
-        return f"q {list(q.shape)} has no whole group of heads for each key head of {list(k.shape)}"
     return None

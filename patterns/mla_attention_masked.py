@@ -10,6 +10,8 @@ import torch.nn.functional as F
 
 from tilegym_fx.spelling import guard, spelling
 
+SHAPES = {"mask": ("1 or B", "One", "S", "T")}
+
 
 @spelling(
     source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/integrations/sdpa_attention.py#L85-L167"
@@ -24,23 +26,6 @@ def enable_gqa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Te
 def values_have_their_own_width(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> str | None:
-    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        return f"q, k and v have {q.dim()}, {k.dim()} and {v.dim()} dimensions, not 4"
     if v.shape[-1] == k.shape[-1]:
         return f"keys and values both have a head dimension of {v.shape[-1]}: that is grouped-query attention"
-    if v.shape[:3] != k.shape[:3] or q.shape[-1] != k.shape[-1]:
-        return f"q, k and v are {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
-    if q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1]:
-        return f"q {list(q.shape)} has no whole group of heads for each key head of {list(k.shape)}"
-    return None
-
-
-@guard
-def mask_is_shared_by_heads(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> str | None:
-    if mask.dim() != 4 or mask.shape[0] not in (1, q.shape[0]) or mask.shape[1] != 1:
-        return f"the mask is {list(mask.shape)}, not [batch, 1, queries, keys]"
-    if tuple(mask.shape[2:]) != (q.shape[2], k.shape[2]):
-        return f"the mask covers {list(mask.shape[2:])} places, not {q.shape[2]} queries by {k.shape[2]} keys"
     return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard, spelling
+from tilegym_fx.spelling import spelling
 
 
 @spelling(
@@ -17,8 +17,3 @@ def without_cache(ids: torch.Tensor, padding_idx: int, past: int = 0) -> torch.T
     """Nothing is in the cache: the prompt's call."""
     is_token = ids.ne(padding_idx).int()
     return (torch.cumsum(is_token, dim=-1).type_as(is_token) * is_token).long() + padding_idx
-
-
-@guard
-def ids_are_rows(ids: torch.Tensor, padding_idx: int, past: int) -> str | None:
-    return None if ids.dim() == 2 else f"the ids have {ids.dim()} dimensions, not 2"

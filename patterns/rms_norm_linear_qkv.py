@@ -22,4 +22,4 @@ def heads_fit(
     k_weight: torch.Tensor,
     v_weight: torch.Tensor,
 ) -> str | None:
-    return unfit(q_weight, k_weight, v_weight) or unlike(hidden_states, norm_weight, q_weight)
+    return unfit(q_weight, k_weight) or unlike(hidden_states, q_weight)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tilegym_fx.spelling import guard, misfit, spelling
+from tilegym_fx.spelling import guard, spelling
 
 from .linear_qkv import unfit
 from .rms_norm_linear import norm_cast_last, unlike
@@ -47,8 +47,4 @@ def heads_fit(
     v_weight: torch.Tensor,
     v_bias: torch.Tensor,
 ) -> str | None:
-    unbroadcast = misfit(
-        q_bias=(q_bias, (q_weight.shape[0],)), k_bias=(k_bias, (k_weight.shape[0],)),
-        v_bias=(v_bias, (v_weight.shape[0],)),
-    )  # fmt: skip
-    return unbroadcast or unfit(q_weight, k_weight, v_weight) or unlike(hidden_states, norm_weight, q_weight)
+    return unfit(q_weight, k_weight) or unlike(hidden_states, q_weight)

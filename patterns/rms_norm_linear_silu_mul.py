@@ -9,16 +9,15 @@ import torch
 
 from tilegym_fx.spelling import guard
 
-from .linear_silu_mul import unfit
 from .rms_norm_linear import unlike
 
 
 @guard
-def weights_are_alike(
+def one_dtype(
     hidden_states: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
     gate_weight: torch.Tensor,
     up_weight: torch.Tensor,
 ) -> str | None:
-    return unfit(gate_weight, up_weight) or unlike(hidden_states, norm_weight, gate_weight)
+    return unlike(hidden_states, gate_weight)

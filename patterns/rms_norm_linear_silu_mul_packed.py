@@ -17,4 +17,4 @@ from .rms_norm_linear import unlike
 def weight_has_two_halves(
     hidden_states: torch.Tensor, norm_weight: torch.Tensor, eps: float, weight: torch.Tensor
 ) -> str | None:
-    return unfit(weight) or unlike(hidden_states, norm_weight, weight)
+    return unfit(weight) or unlike(hidden_states, weight)

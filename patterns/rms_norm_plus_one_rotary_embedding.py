@@ -11,6 +11,8 @@ from tilegym_fx.spelling import guard, spelling
 
 from .rms_norm_rotary_embedding import rotated, unfit
 
+SHAPES = {"cos": ("1 or B", "S", "D"), "sin": ("1 or B", "S", "D")}
+
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -40,7 +42,7 @@ def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 @guard
-def heads_fit(
+def one_dtype(
     q: torch.Tensor,
     k: torch.Tensor,
     q_weight: torch.Tensor,

@@ -7,30 +7,16 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard, not_a_row_of, spelling, unequal
+from tilegym_fx.spelling import guard, spelling
+
+SHAPES = {"cos": ("1 or B", "S", "D"), "sin": ("1 or B", "S", "D")}
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def unfit(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    q_weight: torch.Tensor,
-    k_weight: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-) -> str | None:
+def unfit(*tensors: torch.Tensor) -> str | None:
     """Why heads, weights and tables do not fit together."""
-    if q.dim() != 4 or k.dim() != 4 or cos.dim() != 3:
-        return f"q, k and cos have {q.dim()}, {k.dim()} and {cos.dim()} dimensions, not 4, 4 and 3"
-    batch, length, _, width = q.shape
-    if tuple(k.shape[:2]) != (batch, length) or k.shape[3] != width:
-        return f"q is {list(q.shape)} but k is {list(k.shape)}"
-    if cos.shape[0] not in (1, batch) or tuple(cos.shape[1:]) != (length, width):
-        return f"cos is {list(cos.shape)}, not one row for each position of q {list(q.shape)}"
-    if len({x.dtype for x in (q, k, q_weight, k_weight, cos, sin)}) > 1:
-        return "heads, weights and tables have different dtypes"
-    return unequal(cos=cos, sin=sin) or not_a_row_of(q, q_weight=q_weight, k_weight=k_weight)
+    return "heads, weights and tables have different dtypes" if len({x.dtype for x in tensors}) > 1 else None
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -66,7 +52,7 @@ def transposed_before_the_norm(
 
 
 @guard
-def heads_fit(
+def one_dtype(
     q: torch.Tensor,
     k: torch.Tensor,
     q_weight: torch.Tensor,

@@ -10,6 +10,8 @@ import torch
 
 from tilegym_fx.spelling import guard
 
+SHAPES = {"q": None, "k": None, "phases": None}
+
 
 @guard
 def phases_fit_the_heads(q: torch.Tensor, k: torch.Tensor, phases: torch.Tensor) -> str | None:

@@ -3,20 +3,4 @@ After:  one rotary_embedding_pairs_to_halves with two results.
 Applies to [batch, heads, length, rotated columns] with cos and sin as wide, of which the first half is read.
 """
 
-from __future__ import annotations
-
-import torch
-
-from tilegym_fx.spelling import guard, unequal
-
-
-@guard
-def tables_fit_the_heads(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str | None:
-    if q.dim() != 4 or k.dim() != 4 or cos.dim() != 3:
-        return f"q, k and cos have {q.dim()}, {k.dim()} and {cos.dim()} dimensions, not 4, 4 and 3"
-    batch, _, length, width = q.shape
-    if k.shape[0] != batch or tuple(k.shape[2:]) != (length, width):
-        return f"q is {list(q.shape)} but k is {list(k.shape)}"
-    if cos.shape[0] not in (1, batch) or tuple(cos.shape[1:]) != (length, width):
-        return f"cos is {list(cos.shape)}, not one row for each position of q {list(q.shape)}"
-    return unequal(cos=cos, sin=sin)
+SHAPES = {"cos": ("1 or B", "S", "D"), "sin": ("1 or B", "S", "D")}

@@ -10,6 +10,8 @@ import torch
 
 from tilegym_fx.spelling import guard, unequal
 
+SHAPES = {"q": None, "k": None, "cos": None, "sin": None}
+
 
 @guard
 def tables_fit_the_heads(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str | None:

@@ -9,11 +9,11 @@ import torch
 
 from tilegym_fx.spelling import guard
 
+SHAPES = {"positions": ("...", "S", "One")}
+
 
 @guard
 def frequencies_are_a_row(positions: torch.Tensor, frequencies: torch.Tensor, scale: float) -> str | None:
-    if frequencies.dim() != 1 or positions.dim() < 2 or positions.shape[-1] != 1:
-        return f"positions are {list(positions.shape)} and frequencies {list(frequencies.shape)}"
     if positions.dtype.is_floating_point or frequencies.dtype != torch.float32:
         return f"positions are {positions.dtype} and frequencies {frequencies.dtype}"
     return None

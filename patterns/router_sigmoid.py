@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard, not_a_row_of, spelling
+from tilegym_fx.spelling import spelling
+
+SHAPES = {"logits": ("tokens", "E")}
 
 
 @spelling(
@@ -34,10 +36,3 @@ def without_factor(
     index = torch.topk(scores + bias, k, dim=-1)[1]
     weights = scores.gather(-1, index)
     return weights / (weights.sum(dim=-1, keepdim=True) + eps), index
-
-
-@guard
-def logits_are_a_matrix(logits: torch.Tensor, bias: torch.Tensor, k: int, eps: float, scale: float) -> str | None:
-    if logits.dim() != 2:
-        return f"the logits have {logits.dim()} dimensions, not 2"
-    return not_a_row_of(logits, bias=bias)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from tilegym_fx.spelling import guard, spelling
+from tilegym_fx.spelling import spelling
+
+SHAPES = {"logits": ("tokens", "E")}
 
 
 @spelling(
@@ -17,8 +19,3 @@ def in_float32(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
     """Logits become float32 first, and the weights are rounded at the end."""
     best, index = torch.topk(logits.float(), k, dim=-1)
     return torch.softmax(best, dim=-1).to(logits.dtype), index
-
-
-@guard
-def logits_are_a_matrix(logits: torch.Tensor, k: int) -> str | None:
-    return None if logits.dim() == 2 else f"the logits have {logits.dim()} dimensions, not 2"

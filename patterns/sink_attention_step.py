@@ -10,6 +10,8 @@ import torch
 
 from tilegym_fx.spelling import guard, spelling
 
+SHAPES = {"v": ("One", "Hk", "T", "V")}
+
 
 @spelling(
     source="https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/flint/modeling_flint.py#L207-L236"
@@ -34,40 +36,6 @@ def _share(x: torch.Tensor, groups: int) -> torch.Tensor:
     batch, heads, length, width = x.shape
     shared = x[:, :, None].expand(batch, heads, groups, length, width)
     return shared.reshape(batch, heads * groups, length, width)
-
-
-@guard
-def heads_fit(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
-    sinks: torch.Tensor,
-    scale: float,
-) -> str | None:
-    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        return f"q, k and v have {q.dim()}, {k.dim()} and {v.dim()} dimensions, not 4"
-    if v.shape[:3] != k.shape[:3] or q.shape[-1] != k.shape[-1]:
-        return f"q, k and v are {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
-    if q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1]:
-        return f"q {list(q.shape)} has no whole group of heads for each key head of {list(k.shape)}"
-    return None
-
-
-@guard
-def mask_is_shared_by_heads(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
-    sinks: torch.Tensor,
-    scale: float,
-) -> str | None:
-    if mask.dim() != 4 or mask.shape[0] not in (1, q.shape[0]) or mask.shape[1] != 1:
-        return f"the mask is {list(mask.shape)}, not [batch, 1, queries, keys]"
-    if tuple(mask.shape[2:]) != (q.shape[2], k.shape[2]):
-        return f"the mask covers {list(mask.shape[2:])} places, not {q.shape[2]} queries by {k.shape[2]} keys"
-    return None
 
 
 @guard

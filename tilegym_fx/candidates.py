@@ -22,7 +22,7 @@ from tilegym_fx.inventory.sizes import CannotTryError
 from tilegym_fx.kernel_check import difference, random_inputs
 from tilegym_fx.match import Matcher
 from tilegym_fx.normalize.views import view_nodes
-from tilegym_fx.pattern import Pattern, patterns_of, trace
+from tilegym_fx.pattern import Pattern, forms_of, patterns_of, trace
 from tilegym_fx.results import Match, Site
 
 if TYPE_CHECKING:
@@ -183,14 +183,14 @@ class _Once:
 
 def _guarded(inventory: Inventory, name: str) -> Any:
     """The reference of a Definition, which refuses what its guards refuse: its kernel would not do either."""
-    parameters, run = list(inventory.definitions[name].inputs), inventory.reference(name)
+    parameters, form = list(inventory.definitions[name].inputs), next(forms_of(inventory, name))
 
     def guarded(*values: Any) -> Any:
         given = dict(zip(parameters, values, strict=True))
-        for guard in inventory.guards(name):
+        for guard in form.guards:
             if (reason := guard(**given)) is not None:
                 raise PatternError(reason)
-        return run(*values)
+        return form.function(*values)
 
     return guarded
 

@@ -19,6 +19,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from .axes import declared
 from .errors import PatternError
 from .facts import Facts, graph_facts, operations_of
 from .normalize import normalize
@@ -159,9 +160,10 @@ def _quiet_fake_tensors() -> Iterator[None]:
 
 def forms_of(inventory: Inventory, name: str) -> Iterator[Form]:
     """The reference of a Definition, then its spellings, each with the guards that apply to it."""
-    yield Form("reference", inventory.reference(name), inventory.guards(name))
+    shapes = declared(inventory.definition(name), inventory.shapes(name))
+    yield Form("reference", inventory.reference(name), (shapes, *inventory.guards(name)))
     for spelling in inventory.spellings(name).values():
-        yield Form(spelling.name, spelling.function, spelling.guards, defaults(spelling.function))
+        yield Form(spelling.name, spelling.function, (shapes, *spelling.guards), defaults(spelling.function))
 
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:

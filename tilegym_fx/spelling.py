@@ -88,6 +88,12 @@ def guards_in(module: ModuleType, name: str = "reference") -> tuple[Guard, ...]:
     )
 
 
+def shapes_in(module: ModuleType) -> Mapping[str, tuple[str, ...] | None]:
+    """Returns what a pattern module declares instead of its Definition; see `tilegym_fx.axes`."""
+    shapes: Mapping[str, tuple[str, ...] | None] = getattr(module, "SHAPES", {})
+    return shapes
+
+
 def _as_tuple(value: str | tuple[str, ...]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
@@ -98,22 +104,6 @@ def unequal(**tensors: torch.Tensor) -> str | None:
     for name, other in others:
         if tuple(other.shape) != tuple(one.shape):
             return f"{first} is {_show(one)} but {name} is {_show(other)}: the kernel does not broadcast"
-    return None
-
-
-def not_a_row_of(rows: torch.Tensor, **vectors: torch.Tensor) -> str | None:
-    """For guards: a sentence unless every vector is 1-D and as long as the last dimension of `rows`."""
-    for name, vector in vectors.items():
-        if vector.dim() != 1 or vector.shape[0] != rows.shape[-1]:
-            return f"{name} is {_show(vector)}, not one value for each of the {rows.shape[-1]} columns"
-    return None
-
-
-def misfit(**tensors: tuple[torch.Tensor, tuple[Any, ...]]) -> str | None:
-    """For guards: a sentence for the first tensor that has another shape than that beside it, None if all fit."""
-    for name, (tensor, shape) in tensors.items():
-        if tuple(tensor.shape) != shape:
-            return f"{name} is {_show(tensor)}, not [{', '.join(map(str, shape))}]: the kernel does not broadcast"
     return None
 
 

@@ -330,6 +330,24 @@ def test_a_reference_that_hangs_is_a_fault(tmp_path: Path, monkeypatch: pytest.M
     assert "took longer than 2 s" in fault.problem
 
 
+@pytest.mark.parametrize(
+    ("shapes", "problem"),
+    [
+        ('{"x": ("...", "columns")}', None),
+        ('{"x": None}', None),
+        ('{"z": ("rows",)}', "has 'z', which is no tensor"),
+        ('{"x": ("rows",)}', "x has 2 dimensions, not 1"),
+        ('{"x": ("unknown or 1", "columns")}', "refuses what the Definition declares"),
+    ],
+)
+def test_other_shapes_are_of_inputs_and_wider_than_declared(tmp_path: Path, shapes: str, problem: str | None) -> None:
+    root = write_repository(tmp_path)
+    write_json(root / "patterns" / "scaled.py", f'"""Shapes."""\n\nSHAPES = {shapes}\n')
+    found = [fault.problem for fault in faults_of(root, execute=True) if fault.field == "SHAPES"]
+    assert len(found) == (problem is not None)
+    assert all(problem is not None and problem in text for text in found)
+
+
 def test_spellings_are_run_where_their_guards_let_them(tmp_path: Path) -> None:
     root = write_repository(tmp_path, definition("other"))
     guard = "from tilegym_fx.spelling import guard\n\n\n@guard\ndef short(x):\n    return None\n"

@@ -17,6 +17,7 @@ from tilegym_fx.inventory import Inventory, load
 from tilegym_fx.kernel_check import compile_faults, difference, disagreements, finds, random_inputs
 from tilegym_fx.launch import recorded
 from tilegym_fx.new import scaffold
+from tilegym_fx.pattern import forms_of
 from tilegym_fx.schema import Definition
 from tilegym_fx.synth import SynthesisError, write_kernel
 
@@ -237,7 +238,7 @@ def test_what_cannot_be_written_is_named(body: str, inputs: dict[str, str], mess
 
 def test_guards_refuse_what_the_kernel_was_not_written_for(tmp_path: Path) -> None:
     inventory = put(tmp_path, made("return torch.tanh(x) * y", x="N H", y="N H"))
-    guards = inventory.guards("made")
+    guards = next(forms_of(inventory, "made")).guards
 
     def refused(x: torch.Tensor, y: torch.Tensor) -> bool:
         return any(guard(x=x, y=y) is not None for guard in guards)
@@ -245,6 +246,13 @@ def test_guards_refuse_what_the_kernel_was_not_written_for(tmp_path: Path) -> No
     assert not refused(torch.zeros(2, 3, 8), torch.zeros(2, 3, 8))
     assert refused(torch.zeros(2, 8), torch.zeros(1, 8))
     assert refused(torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.bfloat16))
+
+
+def test_rows_may_have_any_leading_dimensions_however_they_are_declared(tmp_path: Path) -> None:
+    inventory = put(tmp_path, made("return torch.tanh(x) * y", "B S H", x="B S H", y="B S H"))
+    guards = next(forms_of(inventory, "made")).guards
+    assert not any(guard(x=torch.zeros(7, 8), y=torch.zeros(7, 8)) for guard in guards)
+    assert any(guard(x=torch.zeros(2, 5, 8), y=torch.zeros(2, 1, 8)) for guard in guards)
 
 
 def test_no_rows_launch_nothing(tmp_path: Path) -> None:

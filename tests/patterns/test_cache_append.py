@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pass_checks import BATCH, FP32, INVENTORY, LENGTH, check_pass, everywhere, rand
+from pass_checks import BATCH, FP32, LENGTH, check_pass, everywhere, rand
 
 NAME = "cache_append"
 
@@ -62,15 +62,10 @@ def test_guard_on_the_rank(shape: tuple[int, ...]) -> None:
         [rand(*shape), rand(*shape, seed=1)],
         {},
         left=1,
-        refused={NAME: "a cache has 4 dimensions"},
+        refused={NAME: "dimensions, not 4"},
     )
 
 
 def test_guard_on_two_dtypes() -> None:
     inputs = [rand(2, 2, 5, 16, dtype=FP32), rand(2, 2, 1, 16)]
     check_pass(by_negative_dim, inputs, {}, left=1, refused={NAME: "the cache is torch.float32"})
-
-
-def test_guards_accept_what_fits() -> None:
-    cache, new = rand(2, 2, 5, 16), rand(2, 2, 1, 16)
-    assert [guard(cache, new) for guard in INVENTORY.guards(NAME)] == [None, None]

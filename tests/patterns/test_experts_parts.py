@@ -79,5 +79,5 @@ def test_near_miss_summed_over_the_wrong_dimension() -> None:
 
 
 def test_guard_tokens_in_batches() -> None:
-    refused = {"experts_rows": "3 and 2 dimensions, not 2"}
+    refused = {"experts_rows": "hidden_states has 3 dimensions, not 2"}
     check(sorted_rows, [rand(6, 3, 16), INDEX], {}, left=None, refused=refused)

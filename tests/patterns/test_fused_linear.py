@@ -140,7 +140,10 @@ def test_two_projections_stay_two() -> None:
 
 def test_guard_on_widths_that_are_no_heads() -> None:
     inputs = [rows(), *matrices(QUERIES, KEYS, 2 * KEYS)]
-    check(qkv, inputs, {"linear": 3}, refused={"linear_qkv": "are no queries, keys and values"})
+    check(qkv, inputs, {"linear": 3}, refused={"linear_qkv": r"v_weight is .*, not \[M, K\]"})
+    check(
+        qkv, [rows(), *matrices(48, 32, 32)], {"linear": 3}, refused={"linear_qkv": "48 and 32 features are no queries"}
+    )
 
 
 def test_near_miss_one_projection_reads_another_value() -> None:

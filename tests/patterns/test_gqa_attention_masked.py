@@ -148,13 +148,13 @@ def test_decode() -> None:
 @pytest.mark.parametrize("shape", [(1, 1, 5, 1), (2, 1, 1, 5), (5, 5), (1, 5, 5)], ids=str)
 def test_guard_on_a_mask_of_another_shape(shape: tuple[int, ...]) -> None:
     mask = rand(*shape)
-    check_pass(repeated, [*attention_inputs(2, 5), mask], {}, left=None, refused={NAME: "the mask (is|covers)"})
+    check_pass(repeated, [*attention_inputs(2, 5), mask], {}, left=None, refused={NAME: "mask (is|has)"})
 
 
 def test_guard_on_values_of_another_width() -> None:
     q, k, v = attention_inputs(2, 5)
     inputs = [q, k, v[..., :8], mask_of(2, 5, 5)]
-    check_pass(repeated, inputs, {}, left=None, refused={NAME: "one head dimension"}, only=[NAME])
+    check_pass(repeated, inputs, {}, left=None, refused={NAME: r"v is .*, not \[B, Hk, T, D\]"}, only=[NAME])
 
 
 def test_guard_on_a_float32_mask_added_to_half_precision_scores() -> None:

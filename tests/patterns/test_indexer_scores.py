@@ -57,4 +57,4 @@ def test_near_miss_summed_over_keys() -> None:
 
 def test_guard_one_weight_for_all_positions() -> None:
     q, k, weights = inputs()
-    check(scores, [q, k, weights[:, :1]], {}, left=None, refused={NAME: "not one for each head"})
+    check(scores, [q, k, weights[:, :1]], {}, left=None, refused={NAME: r"weights is .*, not \[B, S, Hd\]"})

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from pass_checks import BATCH, BF16, FP32, INVENTORY, LENGTH, check_pass, everywhere, rand
 from torch import nn
 
+from tilegym_fx.pattern import forms_of
+
 
 def code(x: Any, weight: Any, bias: Any) -> Any:
     return F.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
@@ -51,6 +53,8 @@ def test_near_miss_over_two_dimensions() -> None:
 
 def test_guard_on_a_weight_that_is_no_row() -> None:
     """torch refuses such a weight itself, so no graph has one."""
-    (guard,) = INVENTORY.guards("layer_norm")
-    assert guard(rand(5, 64), rand(1), rand(64), 1e-5) == "weight is [1], not one value for each of the 64 columns"
-    assert guard(rand(5, 64), rand(64), rand(64), 1e-5) is None
+    (guard,) = next(forms_of(INVENTORY, "layer_norm")).guards
+    inputs = {"hidden_states": rand(5, 64), "weight": rand(64), "bias": rand(64), "eps": 1e-5}
+    said = guard(**{**inputs, "weight": rand(1)})
+    assert said == "weight is [1], not [H] with H = 64: the kernel does not broadcast"
+    assert guard(**inputs) is None

@@ -60,4 +60,4 @@ def test_guard_on_a_bias_that_is_no_row(shape: tuple[int, ...]) -> None:
         F.linear(*inputs)
     except RuntimeError:
         pytest.skip("torch refuses it too")
-    check_pass(F.linear, inputs, {}, left=1, refused={NAME: "not one value for each of 48 features"})
+    check_pass(F.linear, inputs, {}, left=1, refused={NAME: "bias (is|has)"})

@@ -87,6 +87,13 @@ class Inventory:
         module = self._pattern_module(name)
         return guards_in(module, spelling) if module else ()
 
+    def shapes(self, name: str) -> Mapping[str, tuple[str, ...] | None]:
+        """What ``SHAPES`` in ``patterns/<name>.py`` has in the place of declared shapes; see `tilegym_fx.axes`."""
+        from tilegym_fx.spelling import shapes_in
+
+        module = self._pattern_module(name)
+        return shapes_in(module) if module else {}
+
     def entry_point(self, solution_name: str) -> Callable[..., Any]:
         """The function that a Solution's entry point names. Imports its file, and so cuda.tile, once.
 

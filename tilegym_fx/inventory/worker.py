@@ -10,11 +10,12 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from tilegym_fx.axes import Shape, declared
 from tilegym_fx.errors import Fault
 from tilegym_fx.inventory.collect import collect
 from tilegym_fx.inventory.permalink import permalink_problem
@@ -87,12 +88,24 @@ def _try_patterns(inventory: Inventory, definition: Definition) -> list[Problem]
         guards |= dict.fromkeys(spelling.guards)
     problems = [problem for guard in guards for problem in _signature_problems(guard, definition)]
     callable_guards = not problems
+    problems += _shape_problems(definition, inventory.shapes(definition.name))
     for spelling in spellings:
         signature = list(_signature_problems(spelling.function, definition))
         problems += _source_problems(spelling) + signature
         if callable_guards and not signature:
             problems += _spelling_result_problems(definition, spelling)
     return problems
+
+
+def _shape_problems(definition: Definition, shapes: Mapping[str, Shape | None]) -> Iterator[Problem]:
+    """`SHAPES` widens what is declared: it is of inputs, and those that are declared go on to fit."""
+    tensors = [name for name, spec in definition.inputs.items() if not spec.is_scalar]
+    for name in shapes:
+        if name not in tensors:
+            yield Problem("SHAPES", f"has {name!r}, which is no tensor of the Definition", f"name one of {tensors}")
+    said = declared(definition, shapes)(**sample_inputs(definition))
+    if said is not None:
+        yield Problem("SHAPES", f"refuses what the Definition declares: {said}", "let it fit as well")
 
 
 def _source_problems(spelling: Spelling) -> list[Problem]:

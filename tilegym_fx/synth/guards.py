@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from tilegym_fx.schema import AxisConst, Definition
+from tilegym_fx.schema import Definition
 
 
 def guards_of(definition: Definition, *, rank_free: bool) -> str:
-    """Guard functions for ``patterns/<name>.py``.
+    """What ``patterns/<name>.py`` says of the kernel besides what its Definition declares.
 
     Args:
         definition: What the kernel computes.
         rank_free: Whether its leading dimensions may be any.
     """
-    return f"{_shapes(definition, rank_free)}\n\n{_dtypes(definition)}"
+    return f"{_dtypes(definition)}{_shapes(definition) if rank_free else ''}"
 
 
 def _parameters(definition: Definition) -> str:
@@ -23,39 +21,11 @@ def _parameters(definition: Definition) -> str:
     )
 
 
-def _shapes(definition: Definition, rank_free: bool) -> str:
-    constants = {n: a.value for n, a in definition.axes.items() if isinstance(a, AxisConst)}
-    used = {a for s in definition.inputs.values() for a in s.shape or ()}
-    start = ", ".join(f'"{name}": {value}' for name, value in constants.items() if name in used)
-    rows = "".join(f"        {row},\n" for row in _rows(definition, rank_free))
-    return _SHAPES.format(parameters=_parameters(definition), start=start, rows=rows)
-
-
-_SHAPES = """\
-@guard
-def shapes_are_as_declared({parameters}) -> str | None:
-    sizes: dict[str, object] = {{{start}}}
-    for name, shape, axes in (
-{rows}    ):
-        if len(shape) != len(axes):
-            return f"{{name}} has {{len(shape)}} dimensions, not {{len(axes)}}"
-        for axis, size in zip(axes, shape, strict=True):
-            if sizes.setdefault(axis, size) != size:
-                return f"{{axis}} is {{size}} in {{name}} and {{sizes[axis]}} elsewhere"
-    return None
-"""
-
-
-def _rows(definition: Definition, rank_free: bool) -> Iterator[str]:
-    """For each tensor its name, its sizes and its axes; leading ones together if there may be any number."""
-    for name, spec in definition.inputs.items():
-        if spec.shape is None:
-            continue
-        if rank_free and len(spec.shape) > 1:
-            yield f'("{name}", ({name}.shape[:-1], {name}.shape[-1]), ("leading", "{spec.shape[-1]}"))'
-        else:
-            axes = ", ".join(f'"{axis}"' for axis in spec.shape)
-            yield f'("{name}", {name}.shape, ({axes}{"," if len(spec.shape) == 1 else ""}))'
+def _shapes(definition: Definition) -> str:
+    """Rows for whatever stands in front of them."""
+    rows = [(name, spec.shape[-1]) for name, spec in definition.inputs.items() if spec.shape and len(spec.shape) > 1]
+    lines = "".join(f'    "{name}": ("...", "{axis}"),\n' for name, axis in rows)
+    return f"\n\nSHAPES = {{\n{lines}}}\n" if rows else ""
 
 
 def _dtypes(definition: Definition) -> str:
