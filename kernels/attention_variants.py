@@ -258,7 +258,7 @@ def biased_attention_masked(
         mask: [1 or B, 1, 1 or S, T]; a float is added, True sets a score to the least number of the queries' dtype.
         scale: Factor on the products.
     """
-    by_head = bias.unflatten(0, (-1, q.shape[1]))
+    by_head = bias.unflatten(0, (-1, q.shape[1] or 1))
     kind = HIDES if mask.dtype == torch.bool else ADDED
     return _attention(q, k, v, mask, scale, bias=by_head, kind=kind, fill=torch.finfo(q.dtype).min)
 
@@ -307,10 +307,12 @@ def _attention(
 ) -> torch.Tensor:
     batch, heads, length, width = q.shape
     key_heads, keys, value_width = k.shape[1], k.shape[2], v.shape[3]
-    group = heads // key_heads
     y = torch.empty((batch, length, heads, value_width), dtype=q.dtype, device=q.device)
     if not y.numel():
         return y
+    if not width:  # all products are 0, as those of one column of zeros
+        q, k, width = q.new_zeros(*q.shape[:3], 1), k.new_zeros(*k.shape[:3], 1), 1
+    group = heads // key_heads
     mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
     q, k, v, mask = (_unit_stride(tensor) for tensor in (q, k, v, mask))
     fill = fill * LOG2_E if fill == -INFINITY else max(fill * LOG2_E, FILLED)

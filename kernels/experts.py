@@ -8,7 +8,8 @@ gate) with gate = min(gate, limit) in the middle.
 Four launches. A pair is a token with one of its experts, numbered t * K + k.
 
 1. `experts_sort_kernel` sorts the pairs by expert, keeping their order: a block for each expert counts the
-   pairs of smaller experts, which gives its place, and then writes its own pairs there. No block waits.
+   pairs of smaller experts, which gives its place, and then writes its own pairs there. No block waits. A last
+   block puts pairs whose expert there is not behind all others.
 2. `experts_gate_up_kernel` multiplies the rows of one expert with both of its projections, gathering tokens
    by pair, and writes act(gate) * up, rows in sorted order.
    (`experts_clamped_gate_kernel` splits interleaved columns after the product.)
@@ -68,10 +69,11 @@ def experts_sort_kernel(index, order, ends, WIDTH: Int):
     ct.scatter(ends, expert, place + ct.sum(own))
     for step in range(steps):
         pair = step * WIDTH + lane
-        mine = ids_at(index, pair) == expert
-        count = ct.where(mine, 1, 0)
+        ids = ids_at(index, pair)
+        nobody = ((ids < 0) | (ids >= ends.shape[0])) & (pair < index.shape[0])
+        count = ct.where((ids == expert) | (nobody & (expert == ends.shape[0])), 1, 0)
         after = ct.cumsum(count)
-        target = ct.where(mine, place + after - 1, index.shape[0])  # others are outside and dropped
+        target = ct.where(count == 1, place + after - 1, index.shape[0])  # others are outside and dropped
         ct.scatter(order, target, ct.astype(pair, order.dtype))
         place = place + ct.sum(count)
 
@@ -243,7 +245,7 @@ class _Pass:
         scratch = torch.empty(self.pairs + count, dtype=torch.int32, device=device)
         self.order, self.ends = scratch[: self.pairs], scratch[self.pairs :]
         if self.out.numel() and self.pairs:
-            launch(experts_sort_kernel, (count,), (top_k_index.reshape(-1), self.order, self.ends, SORT_WIDTH))
+            launch(experts_sort_kernel, (count + 1,), (top_k_index.reshape(-1), self.order, self.ends, SORT_WIDTH))
             self.tiling = tiling = pick_tiling(self.pairs, count, hidden_states.itemsize)
             self.blocks = min(self.pairs, self.pairs // tiling.rows + min(self.pairs, count))
             self.cut = (covering_power(count), tiling.rows, tiling.columns, tiling.depth)
@@ -309,7 +311,7 @@ def _gated(
 ) -> torch.Tensor:  # fmt: skip
     count, _, inner = down.shape
     work = _Pass(x, index, count, inner)
-    if not work.out.numel() or not work.pairs:
+    if not work.out.numel() or not work.pairs or not inner:
         return work.out.zero_()
     halves = gate_up.unflatten(1, (2, inner))
     args = (x, halves, work.order, work.ends, work.gated, act, work.per_token, *work.cut)

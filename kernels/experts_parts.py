@@ -56,7 +56,8 @@ def experts_rows(
 
     Args:
         hidden_states: [tokens, hidden], any dtype.
-        top_k_index: [tokens, experts of a token], integers from 0 to `count` - 1.
+        top_k_index: [tokens, experts of a token], integers; a pair whose expert is not from 0 to `count` - 1 stands
+            behind the rows of all experts.
         count: Experts.
 
     Returns:
@@ -68,7 +69,8 @@ def experts_rows(
     order = torch.empty(pairs, dtype=torch.int64, device=device)
     ends = torch.zeros(count, dtype=torch.int32, device=device)
     if pairs:
-        launch(experts_sort_kernel, (count,), (top_k_index.reshape(-1), order, ends, SORT_WIDTH))
+        launch(experts_sort_kernel, (count + 1,), (top_k_index.reshape(-1), order, ends, SORT_WIDTH))
+    if rows.numel():
         columns = min(MAX_COLUMNS, covering_power(width))
         height = min(covering_power(pairs), max(1, BLOCK // columns))
         grid = (-(-pairs // height), -(-width // columns))

@@ -79,7 +79,9 @@ def gated_delta_step(
     batch, heads, width, columns = state.shape
     out = torch.empty((batch, heads, columns), dtype=torch.float32, device=state.device)
     after = torch.empty(state.shape, dtype=torch.float32, device=state.device)
-    if after.numel():
+    if not width:
+        out.zero_()
+    elif after.numel():
         key = covering_power(width)
         tile = min(covering_power(columns), max(HELD // key, 1))
         grid = (-(-columns // tile), heads, batch)

@@ -36,7 +36,7 @@ from tilegym_fx import tuning
 from tilegym_fx.launch import H200_PROCESSORS, launch, processor_count
 
 from .gated_activation import GELU_TANH, SILU, gated
-from .linear import LATENCY, _unit_stride, grouped
+from .linear import LATENCY, _unit_stride, as_matrix, grouped
 from .norm import rms_norm, rms_norm_plus_one
 
 # The norm before the product: the parameter NORM of the kernels.
@@ -219,8 +219,8 @@ class Norm:
 
 def split_norm(x: torch.Tensor, norm: Norm | None, weight: torch.Tensor) -> tuple[torch.Tensor, Norm | None]:
     """Rows as a matrix; normed already unless the kernel for one row will do it."""
-    x = x.reshape(-1, x.shape[-1])
-    if norm is not None and (x.shape[0] > 1 or weight.stride(1) != 1):
+    x = as_matrix(x)
+    if norm is not None and (x.shape[0] != 1 or not x.shape[1] or weight.stride(1) != 1):
         return norm(x), None
     return _unit_stride(x), norm
 
@@ -245,7 +245,9 @@ def _gated(
     gate, up = _unit_stride(gate), _unit_stride(up)
     x, norm = split_norm(x, norm, gate)
     out = torch.empty((x.shape[0], gate.shape[0]), dtype=x.dtype, device=x.device)
-    if out.numel():
+    if not x.shape[1]:
+        out.zero_()
+    elif out.numel():
         tiling = best_tiling("gated_linear", x, gate, 2 * gate.shape[0], weights=2)
         run_gated(x, norm, gate, up, out, kind, tiling)
     return out.view(*lead, gate.shape[0])

@@ -313,6 +313,8 @@ def _attention(
 ) -> torch.Tensor:
     batch, heads, length, _ = q.shape
     y = torch.empty((batch, length, heads, v.shape[3]), dtype=q.dtype, device=q.device)
+    if not q.shape[3]:  # all products are 0, as those of one column of zeros
+        q, k = q.new_zeros(*q.shape[:3], 1), k.new_zeros(*k.shape[:3], 1)
     if scale <= 0:  # the kernels take the maximum before they scale
         q, scale = q * (-1 if scale else 0), -scale or 1.0
     q, k, v = _unit_stride(q), _unit_stride(k), _unit_stride(v)

@@ -39,7 +39,7 @@ def _grouped(
 ) -> torch.Tensor:
     rows, experts = input.shape[0], weight.shape[0]
     out = torch.empty(rows, columns, dtype=input.dtype, device=input.device)
-    if out.numel():
+    if out.numel() and experts:
         tiling = pick_tiling(rows, experts, input.itemsize)
         blocks = min(rows, rows // tiling.rows + min(rows, experts))
         cut = (covering_power(experts), tiling.rows, tiling.columns, tiling.depth)
@@ -54,7 +54,8 @@ def grouped_linear(input: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor
     Args:
         input: [rows, in], sorted by expert, float32, float16 or bfloat16.
         weight: [experts, in, out], the same dtype, any strides.
-        ends: [experts], int32: the row after the last of each expert, never falling.
+        ends: [experts], int32: the row after the last of each expert, never falling; rows that there are not are
+            left out.
 
     Returns:
         [rows, out], contiguous; rows from the last of `ends` on hold anything.

@@ -59,7 +59,9 @@ def indexer_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, scal
     """
     batch, queries, heads, width = q.shape
     out = torch.empty(batch, queries, k.shape[1], dtype=torch.float32, device=q.device)
-    if out.numel():
+    if not heads or not width:
+        out.zero_()
+    elif out.numel():
         tiles = pick_tiles(queries, heads, width, q.itemsize)
         grid = (-(-k.shape[1] // tiles[1]), -(-queries // tiles[3]), batch)
         launch(indexer_scores_kernel, grid, (q, k, weights, out, scale, *tiles))

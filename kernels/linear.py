@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from math import prod
 
 import cuda.tile as ct
 import torch
@@ -248,7 +249,7 @@ def _linear(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
     features, depth = weight.shape
-    x = _unit_stride(input.reshape(-1, depth))
+    x = _unit_stride(as_matrix(input))
     weight = _unit_stride(weight)
     dtype = dtype or x.dtype
     if epilogue == RESIDUAL:
@@ -256,9 +257,11 @@ def _linear(
             dtype = torch.promote_types(dtype, extra.dtype)
         if extra.dim() != input.dim() or extra.numel() != x.shape[0] * features:
             extra = extra.expand(*input.shape[:-1], features)
-        extra = _unit_stride(extra.reshape(-1, features))
+        extra = _unit_stride(as_matrix(extra))
     y = torch.empty((x.shape[0], features), dtype=dtype, device=x.device)
-    if y.numel():
+    if not depth:
+        y.zero_() if extra is None else y.copy_(extra)
+    elif y.numel():
         run_tiling(x, weight, extra, y, epilogue, _tiling(x, weight))
     return y.view(*input.shape[:-1], features)
 
@@ -315,6 +318,12 @@ def run_tiling(
     if split > 1:
         grid = (-(-features // REDUCE_WIDTH), rows)
         launch(linear_reduce_kernel, grid, (parts, extra, y, epilogue, REDUCE_WIDTH, split))
+
+
+def as_matrix(rows: torch.Tensor) -> torch.Tensor:
+    """Rows [..., columns] as a matrix; of rows without columns torch could not tell the number."""
+    columns = rows.shape[-1]
+    return rows.reshape(-1 if columns else prod(rows.shape[:-1]), columns)
 
 
 def _unit_stride(matrix: torch.Tensor) -> torch.Tensor:

@@ -299,7 +299,8 @@ def as_rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
     shape = tensors[0].shape
     hidden = shape[-1]
     if all(tensor.is_contiguous() for tensor in tensors):
-        return [tensor.view(-1, 1, hidden) for tensor in tensors]
+        outer = -1 if hidden else prod(shape[:-1])  # rows without columns could be any number
+        return [tensor.view(outer, 1, hidden) for tensor in tensors]
     for cut in range(len(shape) - 1, -1, -1):
         if all(_merges(tensor, 0, cut) and _merges(tensor, cut, len(shape) - 1) for tensor in tensors):
             split = prod(shape[:cut]), prod(shape[cut:-1]), hidden

@@ -102,6 +102,10 @@ def _norm_rotated(
         grid = (-(-positions // tile[1]), q_groups + k_groups, batch)
         arrays = q.transpose(1, 2), k.transpose(1, 2), q_weight, k_weight, cos, sin, q_out, k_out
         launch(norm_rotary_kernel, grid, (*arrays, eps, rounding, dim // 2, q_groups, *tile))
+    elif q_out.numel():
+        q_out, _ = _norm_rotated(q, q, q_weight, q_weight, eps, cos, sin, rounding)
+    elif k_out.numel():
+        k_out, _ = _norm_rotated(k, k, k_weight, k_weight, eps, cos, sin, rounding)
     return q_out, k_out
 
 

@@ -125,14 +125,14 @@ def _qkv(x: torch.Tensor, weights: Weights, biases: Weights | None = None, norm:
     lead = x.shape[:-1]
     weights = _unit_stride(weights[0]), _unit_stride(weights[1]), _unit_stride(weights[2])
     x, norm = split_norm(x, norm, weights[0])
-    if x.shape[0] > QKV_ROWS or len({w.stride().index(1) for w in weights}) > 1:
+    is_whole = x.numel() and min(w.shape[0] for w in weights)
+    if not is_whole or x.shape[0] > QKV_ROWS or len({w.stride().index(1) for w in weights}) > 1:
         x = x if norm is None else norm(x)
         outs = _separate(x, weights, biases)
     else:
         outs = tuple(torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device) for w in weights)
-        if x.numel() and min(w.shape[0] for w in weights):
-            tiling = best_tiling("qkv_linear", x, weights[0], sum(w.shape[0] for w in weights))
-            run_qkv(x, norm, weights, biases, outs, tiling)
+        tiling = best_tiling("qkv_linear", x, weights[0], sum(w.shape[0] for w in weights))
+        run_qkv(x, norm, weights, biases, outs, tiling)
     q, k, v = (out.view(*lead, out.shape[-1]) for out in outs)
     return q, k, v
 

@@ -141,6 +141,10 @@ def _rotated(
         grid = (-(-positions // tile[1]), q_groups + k_groups, batch)
         arrays = q, k, cos, sin, q_out, k_out
         launch(rotary_embedding_kernel, grid, (*arrays, round_products, dim // 2, q_groups, *tile))
+    elif q_out.numel():
+        q_out, _ = _rotated(q, q, cos, sin, round_products)
+    elif k_out.numel():
+        k_out, _ = _rotated(k, k, cos, sin, round_products)
     return q_out, k_out
 
 

@@ -130,9 +130,22 @@ def _pair(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     q_out = torch.empty(q.shape, dtype=_result_dtype(q, cos, rounded), device=q.device)
     k_out = torch.empty(k.shape, dtype=_result_dtype(k, cos, rounded), device=k.device)
-    if q_out.numel():
-        _launch((q, k, cos, sin, q_out, k_out), layout, rotated, angles, rounded)
+    _rotate_both((q, k, cos, sin, q_out, k_out), layout, rotated, angles, rounded)
     return q_out, k_out
+
+
+def _rotate_both(arrays: tuple[torch.Tensor, ...], layout: int, rotated: int, angles: int, rounded: bool) -> None:
+    """`_launch`, for what of the two there is, and where there is something to rotate."""
+    q, k, cos, sin, q_out, k_out = arrays
+    if not rotated:
+        q_out.copy_(q)
+        k_out.copy_(k)
+    elif q_out.numel() and k_out.numel():
+        _launch(arrays, layout, rotated, angles, rounded)
+    elif q_out.numel():
+        _launch((q, q, cos, sin, q_out, q_out), layout, rotated, angles, rounded)
+    elif k_out.numel():
+        _launch((k, k, cos, sin, k_out, k_out), layout, rotated, angles, rounded)
 
 
 def _broadcast_pair(
@@ -149,10 +162,9 @@ def _broadcast_pair(
     if cos.shape[1] == 1 and cos.shape[2] == q.shape[2]:
         return _pair(q, k, cos[:, 0], sin[:, 0], layout, rotated, angles, rounded)
     outs = [torch.empty(x.shape, dtype=_result_dtype(x, cos, rounded), device=x.device) for x in (q, k)]
-    if outs[0].numel():
-        heads = (x.transpose(1, 2) for x in (q, k))
-        views = (x.transpose(1, 2) for x in outs)
-        _launch((*heads, cos[:, :, 0], sin[:, :, 0], *views), layout, rotated, angles, rounded)
+    heads = (x.transpose(1, 2) for x in (q, k))
+    views = (x.transpose(1, 2) for x in outs)
+    _rotate_both((*heads, cos[:, :, 0], sin[:, :, 0], *views), layout, rotated, angles, rounded)
     return outs[0], outs[1]
 
 

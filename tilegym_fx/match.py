@@ -458,7 +458,7 @@ def _specialize(pattern: Pattern, form: Form, values: Mapping[str, Any]) -> Patt
             with modes[0]:
                 return specialize(pattern, form, values)
         return specialize(pattern, form, values)
-    except (RuntimeError, ValueError, TypeError, AssertionError, IndexError):
+    except (RuntimeError, ValueError, TypeError, AssertionError, IndexError, ZeroDivisionError):
         return None  # the function does not run at these shapes: that is a reason, not a crash
 
 

@@ -121,10 +121,10 @@ def make_inputs(
             continue
         if spec.dtype in ("int64", "int32"):
             high = axes[INDEXED[key]]
-            inputs[key] = torch.randint(0, high, shape, generator=random).to(getattr(torch, spec.dtype))
+            inputs[key] = torch.randint(0, max(high, 1), shape, generator=random).to(getattr(torch, spec.dtype))
             if key == "ends":  # they never fall, and the last row belongs to somebody
                 inputs[key] = inputs[key].sort()[0].clamp(min=0)
-                inputs[key][-1] = high
+                inputs[key][-1:] = high
             continue
         if key in NUMBERS:
             inputs[key] = torch.full(shape, NUMBERS[key], dtype=dtype)
@@ -138,7 +138,7 @@ def make_inputs(
         if key.endswith("_proj"):
             value *= 0.2
         elif key.endswith(("_weight", "_bias")):
-            value *= shape[-1] ** -0.5 if len(shape) == 2 else WEIGHTS[weights]
+            value *= max(shape[-1], 1) ** -0.5 if len(shape) == 2 else WEIGHTS[weights]
         elif key in ("weight", "bias"):
             value *= WEIGHTS[weights]
             value.view(-1)[::3] *= weights != "near zero"
@@ -152,7 +152,7 @@ def make_inputs(
         elif key == "mask":
             float_mask = float_mask or spec.dtype != "bool"
             seen = torch.rand(shape, generator=random) < 0.6
-            seen[..., 0] = True
+            seen[..., :1] = True
             if float_mask and name.endswith("filled"):
                 value = seen
             else:
