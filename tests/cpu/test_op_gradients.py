@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tilegym_fx import inventory, ops
+from tilegym_fx.errors import UsageError
 
 CPU_AUTOCAST = {"device_type": "cpu", "dtype": torch.bfloat16}
 
@@ -75,3 +76,42 @@ def test_a_query_without_keys_has_the_gradient_that_its_author_wrote() -> None:
 
     op = ops.overload("gqa_attention_masked")
     torch.testing.assert_close(gradients(lambda q, k, v: op(q, k, v, mask, 0.25)), gradients(written))
+
+
+class TestForwardMode:
+    """An op has no derivative forwards: an error, where torch by itself takes it for 0."""
+
+    X, TANGENT = torch.linspace(0.5, 1.5, 6), torch.ones(6)
+
+    @staticmethod
+    def code(x: torch.Tensor) -> torch.Tensor:
+        return ops.overload("silu_mul")(x * 2, x.sin())
+
+    @pytest.mark.parametrize("grad", [True, False])
+    @pytest.mark.parametrize("op", ["torch.ops", "tilegym_fx.ops"])
+    def test_a_tangent_is_refused(self, op: str, grad: bool) -> None:
+        silu_mul: Callable[..., Any] = ops.overload("silu_mul") if op == "torch.ops" else ops.silu_mul
+        with torch.autograd.forward_ad.dual_level(), torch.set_grad_enabled(grad):
+            dual = torch.autograd.forward_ad.make_dual(self.X, self.TANGENT)
+            with pytest.raises(UsageError, match=r"silu_mul.*torch\.autograd\.functional\.jvp"):
+                silu_mul(self.X, dual)
+
+    def test_an_op_without_a_tangent_runs_beside_those_that_have_one(self) -> None:
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(self.X, self.TANGENT)
+            result = torch.autograd.forward_ad.unpack_dual(dual * self.code(self.X))
+            torch.testing.assert_close(result.tangent, self.code(self.X))
+
+    @pytest.mark.parametrize("transform", [torch.func.jacfwd, torch.func.hessian])
+    def test_the_transforms_that_use_it_are_refused(self, transform: Callable[..., Any]) -> None:
+        with pytest.raises((UsageError, RuntimeError)):
+            transform(lambda x: self.code(x).sum())(self.X)
+        with pytest.raises(UsageError, match="forward-mode"):
+            torch.func.jvp(self.code, (self.X,), (self.TANGENT,))
+
+    def test_what_the_error_advises_is_right(self) -> None:
+        def plain(x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.silu(x * 2) * x.sin()
+
+        wanted = torch.func.jvp(plain, (self.X,), (self.TANGENT,))
+        torch.testing.assert_close(torch.autograd.functional.jvp(self.code, self.X, self.TANGENT), wanted)

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tilegym_fx.errors import UsageError
+
+_BACKWARD = (
+    "Use `torch.autograd.functional.jvp`, which goes through `backward`, or the model as it was: "
+    "`tilegym_fx.restore(model)`"
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,19 @@ class Gradient:
         )
         gradients = dict(zip(wanted, found, strict=True))
         return tuple(gradients.get(i) for i in range(len(inputs)))
+
+
+def refuse_tangents(name: str, args: Sequence[Any]) -> None:
+    """Called under forward-mode differentiation: an op has no derivative for it, and torch would take it for 0.
+
+    Raises:
+        UsageError: An input has a tangent, or may have one.
+    """
+    # `torch.func.jvp` has taken its tangents off by now, so there it cannot be told which inputs had one.
+    nested = getattr(import_module("torch._functorch.eager_transforms"), "JVP_NESTING", 0)
+    tensors = (value for value in args if isinstance(value, torch.Tensor))
+    if nested or any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise UsageError(f"forward-mode gradients (jvp, jacfwd) do not go through the op {name!r}", advice=_BACKWARD)
 
 
 def _own(value: Any, wanted: bool, higher_order: bool) -> Any:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
 from tilegym_fx import settings
 from tilegym_fx.errors import KernelError
 
 from .backends import NoImplementationError, registered, selected
+from .gradient import refuse_tangents
 
 if TYPE_CHECKING:
     from tilegym_fx.inventory import Inventory
@@ -42,6 +44,8 @@ class Op:
 
     def cpu(self, *args: Any) -> Any:
         """A call on CPU tensors."""
+        if forward_ad._current_level >= 0:
+            refuse_tangents(self.name, args)
         backend = selected()
         if backend is not None:
             return self._demanded(backend, args)
@@ -53,6 +57,8 @@ class Op:
 
     def cuda(self, *args: Any) -> Any:
         """A call on CUDA tensors."""
+        if forward_ad._current_level >= 0:
+            refuse_tangents(self.name, args)
         backend = selected()
         if backend is not None:
             return self._demanded(backend, args)
