@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from inventory_roots import with_reference, write_repository
+from pass_checks import capture
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from tilegym_fx.axes import Shape, declared
+from tilegym_fx.inventory import load
+from tilegym_fx.match import Matcher
+from tilegym_fx.normalize import normalize
+from tilegym_fx.pattern import patterns_of
+from tilegym_fx.results import Site
 from tilegym_fx.schema import Definition
 
 
@@ -127,3 +135,16 @@ def test_sizes_that_are_one_symbol_are_alike_and_nothing_is_assumed_of_them() ->
     assert guard(x=x, z=fake(3, 5, 4), ids=fake(3, 5), mask=mask) is not None
     assert mode.shape_env is not None
     assert mode.shape_env.guards == []
+
+
+def test_a_definition_for_one_size_is_found_at_that_size_alone(tmp_path: Path) -> None:
+    """As those of other inventories are: their kernels are built for it, and their references need not say so."""
+    axes = {"N": {"type": "var"}, "D": {"type": "const", "value": 8}}
+    inventory = load(write_repository(tmp_path, with_reference("one_size", "return torch.tanh(x) * scale", axes=axes)))
+    matcher = Matcher(inventory.definitions, patterns_of(inventory, "one_size"))
+    for columns, found in ((8, 1), (4, 0)):
+        graph = capture(lambda x: torch.tanh(x) * 0.3, [zeros(5, columns)]).graph
+        normalize(graph)
+        matches, misses = matcher.match(graph, lambda node: Site())
+        assert len(matches) == found
+        assert found or "D = 8" in misses[0].reason

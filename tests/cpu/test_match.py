@@ -26,7 +26,7 @@ from pass_checks import (
 
 from tilegym_fx.match import Matcher
 from tilegym_fx.normalize import normalize
-from tilegym_fx.pattern import patterns_of
+from tilegym_fx.pattern import Form, FormPatterns, patterns_of
 from tilegym_fx.results import Match, Rejection, Site
 from tilegym_fx.rewrite import rewrite
 
@@ -480,6 +480,18 @@ class TestReports:
         before = str(graph)
         Matcher(INVENTORY.definitions, patterns_of(INVENTORY, "rms_norm")).match(graph, lambda node: Site())
         assert str(graph) == before
+
+    def test_a_function_that_divides_by_a_size_of_zero_is_no_match(self) -> None:
+        def divides(hidden_states: Any) -> Any:
+            return torch.tanh(hidden_states) if 8 // hidden_states.shape[0] < 9 else hidden_states
+
+        gelu = INVENTORY.definitions["gelu"]
+        matcher = Matcher({"gelu": gelu}, FormPatterns(gelu, Form("own", divides)).patterns)
+        for rows, found in ((5, 1), (0, 0)):
+            graph = capture(torch.tanh, [rand(rows, 64)]).graph
+            normalize(graph)
+            matches, _ = matcher.match(graph, lambda node: Site())
+            assert len(matches) == found
 
     def test_a_graph_without_any_of_the_ops_is_soon_done(self) -> None:
         matches, rejections = matched(lambda x: x.sin(), [rand(5, 64)], "rms_norm", "silu_mul", "gqa_attention")

@@ -168,3 +168,14 @@ def test_guard_on_the_rank() -> None:
 def test_guard_on_a_batch_that_broadcasts() -> None:
     q, k, v = attention_inputs(2, 5, (4, 4))
     check_pass(blocks.attention, [q, k[:1], v[:1]], {}, left=None, refused={NAME: r"k is .*, not \[B, Hk, T, D\]"})
+
+
+def test_guard_on_no_heads() -> None:
+    """Nothing is divided by their number."""
+
+    def code(q: Any, k: Any, v: Any) -> Any:
+        weights = F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.25, dim=-1, dtype=torch.float32).to(q.dtype)
+        return torch.matmul(weights, v).transpose(1, 2)
+
+    none = [rand(2, 0, 5, 16) for _ in range(3)]
+    check_pass(code, none, {}, left=None, refused={NAME: "Hq % Hk == 0 does not hold for Hk = 0, Hq = 0"})
