@@ -46,6 +46,8 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _BATCH, _SEQ = 2, 256
 _PHASES: tuple[Phase, ...] = ("prefill", "decode")
+#: Layers of a model that are captured where its own code alone is of interest.
+_KEPT_OF_A_LIST = 2
 _OLD_PYTHON = (
     "Python before 3.11 does not tell which expression an instruction belongs to, so no source can be rewritten; "
     'torch.compile(model, backend="tilegym_fx") uses the same kernels'
@@ -241,8 +243,34 @@ class Planner:
                 continue
             for group in groups:
                 call = calls.get(group.module)
-                if call is not None and (found := self._capture(group.module, name, *call)) is not None:
+                if call is None:
+                    continue
+                with _first_of_each_list(group.module) as is_shorter:
+                    found = self._capture(group.module, name, *call)
+                if found is None and is_shorter:  # its code may count its layers
+                    self.failures.pop(name)
+                    found = self._capture(group.module, name, *call)
+                if found is not None:
                     self.emitter.add_alike(group, found[0].chosen, found[1])
+
+
+@contextmanager
+def _first_of_each_list(module: nn.Module) -> Iterator[bool]:
+    """Lists of modules of one class hold only their first ones meanwhile: what a module's own code does before and
+    after its layers takes as long to capture as they do. Gives whether any list is shorter."""
+    saved = [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.ModuleList and len(child) > _KEPT_OF_A_LIST and len({type(m) for m in child}) == 1
+    ]
+    try:
+        for parent, name, child in saved:
+            setattr(parent, name, child[:_KEPT_OF_A_LIST])
+        yield bool(saved)
+    finally:
+        for parent, name, child in saved:
+            setattr(parent, name, child)
 
 
 def _calls_inside(model: nn.Module, kwargs: dict[str, Any], groups: Sequence[Alike]) -> dict[nn.Module, Call]:

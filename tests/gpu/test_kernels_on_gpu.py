@@ -24,7 +24,7 @@ STATES = (
 )
 #: The gated delta rule: each key head has one, two or three value heads.
 DELTA = ({"Hk": 2, "Hv": 6}, {"Hk": 8, "Hv": 8, "D": 80, "Dv": 96}, {"Hk": 4, "Hv": 8, "D": 128, "Dv": 128})
-EXPERT_WIDTHS = ({"H": 576, "I": 192}, {"H": 2880, "I": 64})
+EXPERT_WIDTHS = ({"H": 576, "I": 192, "K": 4}, {"H": 2880, "I": 64, "K": 4})
 #: One of each kind of tiling.
 ROW_COUNTS = (1, 3, 16, 24, 60, 130)
 HEADS = (
@@ -59,7 +59,7 @@ def cases(name: str, dtype: torch.dtype) -> list[dict[str, int]]:
         return [{"B": 2, **h, **length} for h in heads[pick] for length in lengths[pick]]
     if definition.op_type == "moe":  # the float64 evaluation holds the weights of every token's experts
         sizes = [{**width, "N": rows} for width in EXPERT_WIDTHS for rows in (1, 24, 130)]
-        return [*sizes, {"H": 576, "I": 192, "N": 24, "E": 64}]
+        return [*sizes, {"H": 576, "I": 192, "K": 8, "N": 24, "E": 64}]
     return [{**width, "N": rows} for width in WIDTHS[pick] for rows in ROW_COUNTS[pick]]
 
 

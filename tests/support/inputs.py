@@ -79,7 +79,6 @@ SCALARS = {
     "divisor": 3.5,
     "fill": -3e4,
     "hides": 0,
-    "count": 5,
     "chunk_size": 7,
     "least": 0.001,
     "most": 3.0,
@@ -111,7 +110,7 @@ def make_inputs(
     inputs: dict[str, Any] = {}
     for key, spec in definition.inputs.items():
         if spec.shape is None:
-            inputs[key] = SCALARS.get(key, 1e-6)
+            inputs[key] = axes["E"] if key == "count" else SCALARS.get(key, 1e-6)
             if key == "groups" and "H" in definition.axes and axes["H"] % inputs[key]:
                 inputs[key] = 4  # groups of columns, which have to be alike
             continue

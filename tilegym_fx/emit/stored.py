@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from ..provenance import Call, NodeRef
-from .conditions import unparse, wrapped
+from .conditions import PLAIN, unparse, wrapped
 from .flow import reads, target_names
 from .guards import Inspector
 from .outcome import Refusal
@@ -135,6 +135,19 @@ class _Reader(Inspector):
         if any(target in text for target in changed):
             raise Refusal(f"`{text}` is asked after it has been changed")
         super()._guard(text)
+
+    def _item(self, expr: ast.Subscript, scope: Scope) -> bool:
+        """An item that is an object is reached by the same expression in the new text, and asked for its class there.
+
+        So its number is no constant: else each layer, having its own, would be rewritten in its own way.
+        """
+        if super()._item(expr, scope):
+            return True
+        known = (scope.at.value(expr), scope.at.value(expr.value))
+        if self._lift(expr, scope) is None or any(isinstance(v, (NodeRef, *PLAIN)) for v in known):
+            return False
+        self._expression(expr.value, scope, set())
+        return True
 
     def _inside(self, child: Call, expr: ast.Call, scope: Scope) -> None:
         if child.receiver is not None:
