@@ -122,6 +122,8 @@ def depths(name: str) -> tuple[int, int]:
     period = next(p for p in range(1, len(kinds) + 1) if all(kinds[i] == kinds[i % p] for i in range(len(kinds))))
     least = getattr(whole, "first_k_dense_replace", 0) + 2
     few = least + (whole.num_hidden_layers - least) % period
+    while set(kinds[:few]) != set(kinds):
+        few += period
     return few, few + period
 
 
