@@ -231,6 +231,7 @@ def compile_faults(
     solution: str,
     archs: Sequence[str] | None = None,
     *,
+    sizes: Mapping[str, int] | None = None,
     isolated: bool = False,
     timeout: float | None = 120,
 ) -> list[str]:
@@ -240,6 +241,7 @@ def compile_faults(
         inventory: That has the Solution.
         solution: Its name.
         archs: ``sm_90`` and so on; all that kernels are tested for by default.
+        sizes: Axis -> size of the inputs that it is compiled for; made up where absent.
         isolated: In child processes, for kernels that may hang the compiler.
         timeout: Seconds for each.
 
@@ -254,9 +256,9 @@ def compile_faults(
 
     definition = inventory.definitions[inventory.solutions[solution].definition]
     try:
-        sizes = _scaled(definition, sizes_of(definition), 64)
+        known = {**_scaled(definition, sizes_of(definition), 64), **(sizes or {})}
         inputs = sample_inputs(definition)
-        meta = {k: _on_meta(definition, k, v, sizes) for k, v in inputs.items()}
+        meta = {k: _on_meta(definition, k, v, known) for k, v in inputs.items()}
         with recorded() as launches:
             inventory.entry_point(solution)(**meta)
     except (*_CODE_ERRORS, CannotTryError) as error:

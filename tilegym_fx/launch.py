@@ -29,6 +29,10 @@ _COMPILER_FAILED = "Check that tileiras, ptxas and libnvvm are of one version, a
 _FOREIGN_TOOLKIT = (
     "Unset CUDA_HOME and CUDA_PATH: they make tileiras load the libnvvm of another CUDA toolkit, which fails like this"
 )
+_NO_COMPILER = 'Install it with `pip install "cuda-tile[tileiras]"`'
+_NO_SOURCE = (
+    "Keep the kernel's file as it was imported: cuTile reads it at the first launch, and again for other arguments"
+)
 
 
 class CompileError(KernelError):
@@ -86,6 +90,8 @@ def launch(kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> N
                     return _launch_on_gpu(device, kernel, grid, args)
             except ct.TileError as problem:
                 raise readable(problem, kernel._pyfunc.__name__) from problem
+            except OSError as problem:
+                raise missing(problem, kernel._pyfunc.__name__) from problem
     raise KernelError(f"{_name(kernel)} launched without a tensor argument", advice="Pass the tensors it works on")
 
 
@@ -177,6 +183,19 @@ def readable(problem: ct.TileError, name: str, target: str = "") -> CompileError
     if isinstance(problem, ct.TileCompilerExecutionError):
         advice = _FOREIGN_TOOLKIT if f"{message} ".startswith("Return code 5 ") else _COMPILER_FAILED
     return CompileError(f"kernel {name}{place} does not compile{target}: {message}", advice=advice)
+
+
+def missing(problem: OSError, name: str, target: str = "") -> CompileError:
+    """The error for a kernel that cannot be compiled because a file is not there: the compiler, or its own.
+
+    Args:
+        problem: What cuTile, or ``inspect`` under it, raised.
+        name: The kernel's name.
+        target: `` for sm_90``, or nothing when it is the GPU at hand.
+    """
+    if isinstance(problem, FileNotFoundError):
+        return CompileError(f"kernel {name}: cuTile's compiler tileiras is not installed", advice=_NO_COMPILER)
+    return CompileError(f"kernel {name} does not compile{target}: {problem}", advice=_NO_SOURCE)
 
 
 def _name(kernel: ct.kernel) -> str:

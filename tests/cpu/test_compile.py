@@ -13,6 +13,7 @@ import torch
 from cuda.tile import compilation
 
 from tilegym_fx.compile import ARCHITECTURES, CompileError, compile_kernel, describe, signature
+from tilegym_fx.inventory.code import load_file
 
 ELF = b"\x7fELF"
 
@@ -119,6 +120,23 @@ def test_a_missing_compiler_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(compilation, "export_kernel", fail)
     with pytest.raises(CompileError, match=r"pip install \"cuda-tile\[tileiras\]\""):
         compile_kernel(copy_kernel, args(), "sm_90")
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_kernel_s_file_has_to_be_there_when_it_is_first_compiled(tmp_path, is_gone):
+    file = tmp_path / "kernels" / "lone.py"
+    file.parent.mkdir()
+    file.write_text(
+        "import cuda.tile as ct\n\n\n@ct.kernel\ndef lone_kernel(x, out):\n"
+        "    ct.store(out, (ct.bid(0),), ct.load(x, (ct.bid(0),), (16,)))\n"
+    )
+    kernel = load_file(tmp_path, file).lone_kernel
+    if not is_gone:
+        assert compile_kernel(kernel, args()[:2], "sm_90").startswith(ELF)
+        return
+    file.unlink()
+    with pytest.raises(CompileError, match=r"lone_kernel does not compile for sm_90: .*Keep the kernel's file"):
+        compile_kernel(kernel, args()[:2], "sm_90")
 
 
 def test_the_time_limit_holds_in_this_process(monkeypatch):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+import inspect
+import linecache
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,20 @@ def test_embedded_python_is_loaded_and_other_languages_are_refused(tmp_path: Pat
     assert inventory.entry_point("norm_h8_triton")(1, 2, 3) is None
     with pytest.raises(KernelError, match="is in cuda, which cannot be loaded here"):
         inventory.entry_point("norm_h8_cuda")
+
+
+def test_embedded_python_outlives_its_inventory(tmp_path: Path) -> None:
+    """A kernel's file is read when it is first launched: functions that are kept must keep theirs."""
+    root = write_flashinfer_trace(tmp_path)
+    file = next(root.rglob("norm_h8_triton.json"))
+    file.write_text(file.read_text().replace("import helper", "helper = 2"))
+    kept = load(root, shipped=False).entry_point("norm_h8_triton")
+    gc.collect()
+    linecache.clearcache()
+    assert inspect.getsource(kept) == "def run(hidden_states, weight, output):\n    pass\n"
+    file.write_text(file.read_text().replace("helper = 2", "helper = 3"))
+    other = load(root, shipped=False).entry_point("norm_h8_triton")
+    assert (kept.__globals__["helper"], other.__globals__["helper"]) == (2, 3)
 
 
 def test_faults_of_a_flashinfer_trace_are_found(tmp_path: Path) -> None:

@@ -88,3 +88,14 @@ def test_without_a_compiler_the_advice_is_to_install_it(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "tilegym_fx.compile", None)
     with pytest.raises(KernelError, match=r"no kernel can be compiled here: .* Install the compiler"):
         compile_faults(INVENTORY, "silu_mul")
+
+
+@pytest.mark.parametrize("sizes", [{"N": 3, "I": 4544}, {"N": 3, "I": 8}])
+def test_a_kernel_is_compiled_for_the_sizes_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int]
+) -> None:
+    seen = []
+    monkeypatch.setattr("tilegym_fx.compile.compile_kernel", lambda kernel, args, arch, **_: seen.append((args, arch)))
+    assert compile_faults(INVENTORY, "silu_mul", ["sm_90"], sizes=sizes) == []
+    [(arguments, arch)] = seen
+    assert (arguments[0].numel(), arch) == (math.prod(sizes.values()), "sm_90")

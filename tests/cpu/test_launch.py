@@ -115,6 +115,26 @@ def test_a_kernel_that_does_not_compile_is_one_error_line(cuda, monkeypatch):
         launch(double_kernel, (1,), (on_gpu(0),))
 
 
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (
+            OSError("could not get source code"),
+            "does not compile: could not get .*Keep the kernel's file",
+        ),
+        (FileNotFoundError("'tileiras' compiler not found"), "tileiras is not installed.*pip install"),
+    ],
+    ids=["source", "compiler"],
+)
+def test_a_kernel_that_misses_a_file_is_one_error_line_that_says_which(cuda, monkeypatch, problem, said):
+    def fail(*_):
+        raise problem
+
+    monkeypatch.setattr(module, "_cuda_launch", fail)
+    with pytest.raises(KernelError, match=said):
+        launch(double_kernel, (1,), (on_gpu(0),))
+
+
 def test_cutile_takes_a_raw_stream_as_an_integer():
     with pytest.raises((OSError, RuntimeError, TypeError, ValueError)) as no_gpu:
         ct.launch(0, (1,), double_kernel, (torch.zeros(16), torch.zeros(16), 16))

@@ -11,7 +11,7 @@ import cuda.tile as ct
 from cuda.tile import compilation
 
 from tilegym_fx.compile.signature import signature
-from tilegym_fx.launch import CompileError, readable
+from tilegym_fx.launch import CompileError, missing, readable
 
 
 def compile_here(kernel: ct.kernel, parameters: Iterable[dict[str, Any]], arch: str, timeout: float | None) -> bytes:
@@ -22,9 +22,8 @@ def compile_here(kernel: ct.kernel, parameters: Iterable[dict[str, Any]], arch: 
         symbol = signature(parameters).with_mangled_symbol(name)
         with contextlib.nullcontext() if timeout is None else ct.compiler_timeout(timeout):
             compilation.export_kernel(kernel, [symbol], result, gpu_code=arch, output_format="cubin")
-    except FileNotFoundError as problem:
-        advice = 'Install it with `pip install "cuda-tile[tileiras]"`'
-        raise CompileError(f"kernel {name}: cuTile's compiler tileiras is not installed", advice=advice) from problem
+    except OSError as problem:
+        raise missing(problem, name, f" for {arch}") from problem
     except ct.TileCompilerTimeoutError as problem:
         raise timed_out(name, arch, timeout) from problem
     except ct.TileError as problem:

@@ -29,7 +29,6 @@ class Inventory:
 
     def __init__(self, collection: Collection) -> None:
         self._entries = collection
-        self._embedded: dict[str, tempfile.TemporaryDirectory[str]] = {}
         self._references: dict[str, Callable[..., Any]] = {}
         self._entry_points: dict[str, Callable[..., Any]] = {}
         self.roots = collection.roots
@@ -156,18 +155,9 @@ class Inventory:
     def _entry_file(self, entry: Entry[Solution]) -> tuple[Path, Path]:
         sources = {source.path: source.content for source in entry.record.sources}
         if sources[entry.record.entry_file] is not None:
-            folder = self._write_embedded(entry.record.name, sources)
+            folder = Path(_written(tuple(sources.items())).name)
             return folder, folder / entry.record.entry_file
         return entry.root.path, _source_file(entry, entry.record.entry_file)
-
-    def _write_embedded(self, name: str, sources: Mapping[str, str | None]) -> Path:
-        if name not in self._embedded:
-            self._embedded[name] = tempfile.TemporaryDirectory(prefix="tilegym_fx_")
-            for path, content in sources.items():
-                file = Path(self._embedded[name].name, path)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(content or "", encoding="utf-8")
-        return Path(self._embedded[name].name)
 
 
 def load(*roots: Path | str, shipped: bool = True) -> Inventory:
@@ -207,6 +197,20 @@ def _load(paths: Sequence[Path]) -> Inventory:
     if collection.faults:
         raise InventoryError.of(collection.faults)
     return Inventory(collection)
+
+
+@functools.cache
+def _written(sources: tuple[tuple[str, str | None], ...]) -> tempfile.TemporaryDirectory[str]:
+    """A folder with embedded sources, kept while the process lives.
+
+    The functions in it outlive their inventory, and cuTile reads a kernel's file when it is first launched.
+    """
+    folder: tempfile.TemporaryDirectory[str] = tempfile.TemporaryDirectory(prefix="tilegym_fx_")
+    for path, content in sources:
+        file = Path(folder.name, path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content or "", encoding="utf-8")
+    return folder
 
 
 def _source_file(entry: Entry[Solution], source: str) -> Path:
