@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from fresh_compiler import fresh_compiler
 from torch import nn
 from torch._inductor import config, graph, lowering
+from torch._inductor.utils import run_and_get_code
 
 import tilegym_fx
 from tilegym_fx import backend, ops
@@ -52,7 +54,18 @@ def test_without_being_told_it_does_not_know() -> None:
         run(lambda x, y: torch.tanh(ops.silu_mul(x, y)), "inductor")
 
 
-def test_our_ops_get_the_layouts_that_inductor_itself_would_ask_for() -> None:
+def test_what_two_ops_read_is_computed_once() -> None:
+    """Ops that ask for exact strides would each have an own copy made: every layer its own mask."""
+
+    def code(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        shared = torch.tanh(x)
+        return ops.silu_mul(shared, y) + ops.silu_mul(shared, x)
+
+    fresh_compiler()
     ops.lower_as_calls()
-    op = ops.overload("silu_mul")
-    assert lowering.maybe_layout_constraints(op) is lowering.constrain_to_fake_tensors
+    x, y = torch.randn(3, 8), torch.randn(3, 8)
+    with torch.no_grad(), config.patch(force_disable_caches=True):
+        result, texts = run_and_get_code(torch.compile(code), x, y)
+        torch.testing.assert_close(result, code(x, y))
+    kernels = re.findall(r"^(cpp_fused\w*) =", "\n".join(texts), re.MULTILINE)
+    assert sum("tanh" in kernel for kernel in kernels) == 1, kernels

@@ -43,7 +43,8 @@ def register(inventory: Inventory) -> None:
         if name in _ops:
             continue
         op = Op(definition, inventory)
-        _library.define(schema_of(definition))
+        # Kernels take any strides. Held to those of the trace, inductor would copy an input for each op that reads it.
+        _library.define(schema_of(definition), tags=torch.Tag.flexible_layout)
         _library.impl(name, op.cpu, "CPU")
         _library.impl(name, op.cuda, "CUDA")
         register_fake(f"{_NAMESPACE}::{name}", op.reference, lib=_library)
