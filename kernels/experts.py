@@ -191,6 +191,17 @@ def activation(x, kind):
     return x / (1.0 + ct.exp2(-z * LOG2_E))
 
 
+def grouped_product(x, row, steps, weight, expert, column, shape, out_first):
+    """Rows of x times tiles of one expert's matrix, [depth, columns] each, summed over the steps."""
+    rows, depth = row.shape[0], shape[0]
+    lane = ct.reshape(ct.arange(depth, dtype=ct.int32), (1, depth))
+    sums = ct.zeros((rows, shape[1]), ct.float32)
+    for k in range(steps):
+        left = ct.gather(x, (ct.reshape(row, (rows, 1)), k * depth + lane))
+        sums = ct.mma(left, weight_tile(weight, expert, k, column, shape, out_first), sums)
+    return sums
+
+
 @ct.kernel
 def experts_down_kernel(
     x, weight, bias, order, ends, pair_weight, out,
@@ -199,11 +210,8 @@ def experts_down_kernel(
     expert, first, last = own_rows(ends, ct.bid(0), ROWS, EXPERTS)
     column = ct.bid(1)
     row = row_numbers(first, last, ROWS, x.shape[0])
-    lane = ct.reshape(ct.arange(DEPTH, dtype=ct.int32), (1, DEPTH))
-    sums = ct.zeros((ROWS, COLUMNS), ct.float32)
-    for k in range(steps_of(first, last, x.shape[1], DEPTH)):
-        left = ct.gather(x, (ct.reshape(row, (ROWS, 1)), k * DEPTH + lane))
-        sums = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, COLUMNS), OUT_FIRST), sums)
+    steps = steps_of(first, last, x.shape[1], DEPTH)
+    sums = grouped_product(x, row, steps, weight, expert, column, (DEPTH, COLUMNS), OUT_FIRST)
     if BIAS:
         sums = sums + ct.astype(ct.load(bias, (expert, column), (1, COLUMNS), padding_mode=ZERO), ct.float32)
     pair = ct.gather(order, row, padding_value=out.shape[0])

@@ -14,7 +14,7 @@ import torch
 
 from tilegym_fx.launch import covering_power, launch, with_hints
 
-from .experts import own_rows, pick_tiling, put_rows, row_numbers, steps_of, weight_tile
+from .experts import grouped_product, own_rows, pick_tiling, put_rows, row_numbers, steps_of
 
 Int = ct.Constant[int]
 
@@ -26,11 +26,8 @@ def grouped_linear_kernel(
     expert, first, last = own_rows(ends, ct.bid(0), ROWS, EXPERTS)
     column = ct.bid(1)
     row = row_numbers(first, last, ROWS, x.shape[0])
-    lane = ct.reshape(ct.arange(DEPTH, dtype=ct.int32), (1, DEPTH))
-    sums = ct.zeros((ROWS, COLUMNS), ct.float32)
-    for k in range(steps_of(first, last, x.shape[1], DEPTH)):
-        left = ct.gather(x, (ct.reshape(row, (ROWS, 1)), k * DEPTH + lane))
-        sums = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, COLUMNS), OUT_FIRST), sums)
+    steps = steps_of(first, last, x.shape[1], DEPTH)
+    sums = grouped_product(x, row, steps, weight, expert, column, (DEPTH, COLUMNS), OUT_FIRST)
     put_rows(out, row, column, ct.astype(sums, out.dtype))
 
 
