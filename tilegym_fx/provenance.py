@@ -11,6 +11,7 @@ Nodes are known by a number planted in `node.meta`, which survives the renaming 
 
 from __future__ import annotations
 
+import gc
 import sys
 import sysconfig
 import threading
@@ -422,12 +423,25 @@ def recording(module: nn.Module) -> Iterator[Recorder]:
         nn.Module.register_forward_hook(module, lambda *_: sys.settrace(before), always_call=True),
     )
     try:
-        with _watched_nodes(recorder), _untraced_dispatch():
+        with _watched_nodes(recorder), _untraced_dispatch(), _no_collection():
             yield recorder
     finally:
         sys.settrace(before)
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keeps the garbage collector from running: it calls finalisers of other libraries wherever the model's code
+    happens to be, and they would be taken for calls of that code."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager

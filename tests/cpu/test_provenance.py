@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -150,3 +152,46 @@ def test_failing_call_does_not_upset_the_record() -> None:
     origin = record_of.origin(node(record_of, torch.ops.aten.mul.Tensor))
     assert origin is not None
     assert origin.call.code.co_name == "forward"
+
+
+@pytest.fixture
+def finalised() -> Iterator[Any]:
+    """Garbage of another library that a collector finds at every turn: each one's end begins the next."""
+    names: dict[str, Any] = {}
+    exec(compile(_FINALISED, "/opt/site-packages/other/things.py", "exec"), names)
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    names["Thing"]()
+    yield names["Thing"]
+    gc.set_threshold(*before)
+    names["Thing"].others = 0
+
+
+_FINALISED = """
+class Thing:
+    ended, others = 0, 1
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        Thing.ended += 1
+        if Thing.others:
+            Thing()
+"""
+
+
+def test_what_the_garbage_collector_calls_is_no_call_of_the_model(finalised: Any) -> None:
+    recorded = record(Small(), (torch.randn(3, WIDTH),))[1]
+    assert finalised.ended > 100
+    assert [call.code.co_name for call in recorded.calls] == ["forward", "forward", "helper"]
+    assert gc.isenabled()
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    gc.disable()
+    try:
+        record(Small(), (torch.randn(3, WIDTH),))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
