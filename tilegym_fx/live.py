@@ -7,47 +7,31 @@ what runs: there is no other path.
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph
-from torch.utils._pytree import tree_map_only
 
 from . import apply as binding
 from . import verify as judge
 from .alone import alone
-from .cost import Device, device_of
-from .emit import Alike, EmitResult, Emitter, why_not
+from .emit import EmitResult
 from .errors import ExportError, MatchError, TilegymFxError, UsageError, VerifyError
-from .export import MODEL_ERRORS, cache_of, caches, phase_inputs, site_of
-from .export.phases import without_memory
+from .export import MODEL_ERRORS, cache_of
 from .export.trace import describe
 from .folder_form import emitted_path, make_emitted_folder
-from .inventory import Inventory, load
 from .live_report import Report
-from .ops import lower_as_calls, tell_of_references, usual_device, what_runs
-from .pipeline import Outcome, find
-from .plan import Policy
-from .provenance import Provenance, record
-from .results import Phase
+from .ops import lower_as_calls, tell_of_references, what_runs
+from .planner import BATCH, Call, is_meta, model_device, plan_source_form, split_inputs
 
 Model = TypeVar("Model", bound=nn.Module)
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-_BATCH, _SEQ = 2, 256
-_PHASES: tuple[Phase, ...] = ("prefill", "decode")
-#: Layers of a model that are captured where its own code alone is of interest.
-_KEPT_OF_A_LIST = 2
 _OLD_PYTHON = (
     "Python before 3.11 does not tell which expression an instruction belongs to, so no source can be rewritten; "
     'torch.compile(model, backend="tilegym_fx") uses the same kernels'
@@ -86,17 +70,14 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
     """
     _require_module(model)
     compile_options = _compile_options(compile) if compile else None
-    tell_of_references(_device(model))
+    tell_of_references(model_device(model))
     if sys.version_info < (3, 11):
         return _unchanged(model, _OLD_PYTHON, strict, MatchError(_OLD_PYTHON))
     with alone(model):
         restore(model)
         inner = own_model(model)
         try:
-            made, report = plan_source_form(inner, inputs=inputs, only=only, skip=skip or ())
-            if made.text and emit is not None:
-                _save(made.text, emit, inner)
-            checked = _apply(inner, made, inputs, verify) if made.text else _UNCHECKED
+            made, report, checked = _planned_and_applied(inner, inputs, only, skip or (), verify, emit)
         except ExportError as error:
             return _unchanged(model, str(error), strict, error)
     if not made.text:
@@ -106,6 +87,24 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
     if compile_options is not None:
         model.compile(**compile_options)
     return model
+
+
+def _planned_and_applied(
+    model: nn.Module, inputs: Any, only: Collection[str] | None, skip: Collection[str], verify: bool,
+    emit: str | Path | None,
+) -> tuple[EmitResult, Report, _Checked]:  # fmt: skip
+    """Where the first layers stood for all and the result is wrong, all are looked at before anybody is told."""
+    why_whole = ""
+    while True:
+        made, report = plan_source_form(model, inputs=inputs, only=only, skip=skip, whole=why_whole)
+        if made.text and emit is not None:
+            _save(made.text, emit, model)
+        try:
+            return made, report, _apply(model, made, inputs, verify)
+        except VerifyError as problem:
+            if not report.copied:
+                raise
+            why_whole = problem.what
 
 
 def _compile_options(compile: Any) -> dict[str, Any]:
@@ -138,207 +137,6 @@ def _require_module(model: Any) -> None:
         raise UsageError(f"{what} is no module with Python code", advice="Give an instance of an nn.Module")
 
 
-def plan_source_form(model: nn.Module, *, inputs: Any = None, only: Collection[str] | None = None,
-                     skip: Collection[str] = (), inventory: Inventory | None = None,
-                     device: Device | None = None) -> tuple[EmitResult, Report]:  # fmt: skip
-    """Capture, match and write: the emitted text and the report of what is in it, with nothing applied.
-
-    Raises:
-        ExportError: If the model cannot be captured in any phase.
-        MatchError: If an option names no Definition.
-    """
-    started = time.perf_counter()
-    _require_weights(model)
-    policy = Policy(device or device_of(_device(model)), only, skip)
-    planner = Planner(model, inventory or load(), policy)
-    planner.capture_calls(inputs)
-    made = planner.emitter.result()
-    problems = {name: str(error) for name, error in planner.failures.items()}
-    return made, Report.of(model, made, planner.outcomes, problems, time.perf_counter() - started)
-
-
-def _require_weights(model: nn.Module) -> None:
-    """Weights that accelerate brings in for each call are not there when a method reads them by itself."""
-    for path, module in model.named_modules():
-        hook: Any = getattr(module, "_hf_hook", None)
-        if any(getattr(part, "offload", False) for part in getattr(hook, "hooks", (hook,))):
-            where = f"{path or '<root>'} ({type(module).__name__})"
-            raise ExportError(
-                f"{where} has hooks that bring in its weights for each call",
-                advice="Load the model with all its weights in memory",
-            )
-
-
-@dataclass
-class Planner:
-    """Captures the calls of a model one after the other, and plans each in source form.
-
-    Attributes:
-        model: The model.
-        inventory: Whose Definitions to look for.
-        policy: Device, ``only`` and ``skip``.
-        outcomes: Call (``prefill``, ``decode``, or ``call`` with the user's inputs) -> what was found in it.
-        failures: Call -> why it could not be captured.
-    """
-
-    model: nn.Module
-    inventory: Inventory
-    policy: Policy
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    failures: dict[str, ExportError] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.emitter = Emitter(self.model)
-
-    def capture_calls(self, inputs: Any) -> None:
-        """The user's own call, or those that ``generate()`` makes.
-
-        Raises:
-            ExportError: If none can be captured.
-        """
-        for name, (args, kwargs) in self._calls(inputs):
-            if (found := self._capture(self.model, name, args, kwargs)) is not None:
-                self.outcomes[name] = found[0]
-                self.emitter.add(found[0].chosen, found[1])
-        if not self.outcomes:
-            raise ExportError.because(f"{type(self.model).__name__} cannot be captured", *self.failures.values())
-        if inputs is None:
-            self._capture_padded()
-
-    def _calls(self, inputs: Any) -> Iterator[tuple[str, Call]]:
-        if inputs is not None:
-            yield "call", split_inputs(inputs)
-            return
-        if not is_language_model(self.model):
-            raise UsageError(f"{type(self.model).__name__} is no causal language model of transformers",
-                             advice="Pass inputs=, a sample of what it is called with")  # fmt: skip
-        for phase in _PHASES:
-            try:
-                yield phase, ((), phase_inputs(self.model, phase, _BATCH, _sample_length(self.model)))
-            except ExportError as error:
-                self.failures[phase] = error
-
-    def _capture(
-        self, module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Outcome, Provenance] | None:
-        try:
-            exported, provenance = record(module, args, kwargs)
-        except ExportError as error:
-            self.failures[name] = error
-            return None
-        policy = Policy(self.policy.device, self.policy.only, self.policy.skip, lambda m: why_not(m, provenance))
-        # The record speaks of the exported graph, so the pass works on a copy.
-        return find(copied(exported.graph_module.graph), self.inventory, policy, site_of), provenance
-
-    def _capture_padded(self) -> None:
-        """What a batch with padding does where the code above chose by condition: one module of each kind alone."""
-        groups = self.emitter.conditional()
-        for phase in _PHASES if groups else ():
-            name = f"padded {phase}"
-            try:
-                kwargs = phase_inputs(self.model, phase, _BATCH, _sample_length(self.model), padded=True)
-                calls = _calls_inside(self.model, kwargs, groups)
-            except ExportError as error:
-                self.failures[name] = error
-                continue
-            for group in groups:
-                call = calls.get(group.module)
-                if call is None:
-                    continue
-                with _first_of_each_list(group.module) as is_shorter:
-                    found = self._capture(group.module, name, *call)
-                if found is None and is_shorter:  # its code may count its layers
-                    self.failures.pop(name)
-                    found = self._capture(group.module, name, *call)
-                if found is not None:
-                    self.emitter.add_alike(group, found[0].chosen, found[1])
-
-
-@contextmanager
-def _first_of_each_list(module: nn.Module) -> Iterator[bool]:
-    """Lists of modules of one class hold only their first ones meanwhile: what a module's own code does before and
-    after its layers takes as long to capture as they do. Gives whether any list is shorter."""
-    saved = [
-        (parent, name, child)
-        for parent in module.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.ModuleList and len(child) > _KEPT_OF_A_LIST and len({type(m) for m in child}) == 1
-    ]
-    try:
-        for parent, name, child in saved:
-            setattr(parent, name, child[:_KEPT_OF_A_LIST])
-        yield bool(saved)
-    finally:
-        for parent, name, child in saved:
-            setattr(parent, name, child)
-
-
-def _calls_inside(model: nn.Module, kwargs: dict[str, Any], groups: Sequence[Alike]) -> dict[nn.Module, Call]:
-    """What one module of each group is called with in a call of the model. Nothing is computed.
-
-    Raises:
-        ExportError: If the model does not run so.
-    """
-    calls: dict[nn.Module, Call] = {}
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.setdefault(module, tree_map_only(torch.Tensor, torch.clone, (args, kwargs)))
-        if len(calls) == len(groups):
-            raise _SeenAll
-
-    caches.register(model)
-    handles = [group.module.register_forward_pre_hook(note, with_kwargs=True) for group in groups]
-    fake = detect_fake_mode(kwargs) or FakeTensorMode(allow_non_fake_inputs=True)
-    mode = nullcontext() if _is_meta(model) else fake
-    try:
-        with without_memory(model, mode), caches.masks_as_when_run(kwargs):
-            model(**kwargs)
-    except _SeenAll:
-        pass
-    except MODEL_ERRORS as error:
-        raise ExportError(f"{type(model).__name__} cannot be run with padding: {describe(error)}") from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls
-
-
-class _SeenAll(Exception):
-    """Ends a run in which every module has been called that was waited for."""
-
-
-def split_inputs(inputs: Any) -> Call:
-    """``inputs=`` as positional and keyword arguments."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs), {}) if isinstance(inputs, list | tuple) else ((inputs,), {})
-
-
-def own_model(model: nn.Module) -> nn.Module:
-    """The model of transformers inside one of peft, where the calls of ``generate()`` arrive; else the model."""
-    inner = getattr(model, "get_base_model", None)
-    return inner() if callable(inner) else model
-
-
-def is_language_model(model: nn.Module) -> bool:
-    """Whether the module is a transformers model that gives logits for token ids."""
-    speaks: Any = model
-    return hasattr(model, "config") and hasattr(model, "generate") and speaks.get_output_embeddings() is not None
-
-
-def _sample_length(model: nn.Module) -> int:
-    config = model.config
-    limits = [getattr(config, name, None) for name in ("n_positions", "max_position_embeddings")]
-    return max(8, min([_SEQ, *(limit // 2 for limit in limits if isinstance(limit, int) and limit > 0)]))
-
-
-def copied(graph: Graph) -> Graph:
-    """The same graph with new nodes; names and meta are kept."""
-    new = Graph()
-    new.output(new.graph_copy(graph, {}))
-    return new
-
-
 @dataclass(frozen=True)
 class _Checked:
     """The checks of a rewritten model, and why no run in a wider dtype judged them."""
@@ -351,8 +149,10 @@ _UNCHECKED = _Checked()
 
 
 def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool) -> _Checked:
+    if not made.text:
+        return _UNCHECKED
     module = binding.load(made.text)
-    if not verify or _is_meta(model):
+    if not verify or is_meta(model):
         binding.apply(module, model)
         return _UNCHECKED
     run = _runner(model, inputs)
@@ -405,7 +205,7 @@ def _runner(model: nn.Module, inputs: Any) -> judge.Call:
     if inputs is not None:
         args, kwargs = split_inputs(inputs)
         return lambda m: judge.run_module(m, *_as_judged(m, args, kwargs))
-    sample = judge.sample_inputs(model, batch=_BATCH)
+    sample = judge.sample_inputs(model, batch=BATCH)
     return lambda m: judge.run_language_model(m, sample, _cache_of)
 
 
@@ -436,6 +236,12 @@ def _as_judged(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if wide in (torch.float32, torch.float64):
         return judge.in_dtype(args, wide), judge.in_dtype(kwargs, wide)
     return args, kwargs
+
+
+def own_model(model: nn.Module) -> nn.Module:
+    """The model of transformers inside one of peft, where the calls of ``generate()`` arrive; else the model."""
+    inner = getattr(model, "get_base_model", None)
+    return inner() if callable(inner) else model
 
 
 def restore(model: Model) -> Model:
@@ -471,7 +277,7 @@ def report(model: nn.Module) -> Report:
     if found is None:
         raise UsageError(f"this {type(model).__name__} has not been kernelized", advice="Call kernelize(model) first")
     binding.check(model)
-    return replace(found, given_back=tuple(binding.given_back(model)), runs=what_runs(_device(model)))
+    return replace(found, given_back=tuple(binding.given_back(model)), runs=what_runs(model_device(model)))
 
 
 def _unchanged(model: Model, why: str, strict: bool, error: Exception) -> Model:
@@ -485,14 +291,6 @@ def _why_nothing(found: Report) -> str:
     misses = found.misses()
     nearest = f"; the nearest miss is {misses[0]}" if misses else ""
     return f"nothing in it can be replaced{nearest}"
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), usual_device())
-
-
-def _is_meta(model: nn.Module) -> bool:
-    return any(p.is_meta for p in model.parameters())
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:

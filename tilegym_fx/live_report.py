@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -12,6 +12,8 @@ from torch import nn
 from .apply import GivenBack
 from .emit import EmitResult, Written
 from .errors import MatchError
+from .export import site_of
+from .layers import Copies
 from .pipeline import Outcome
 from .results import PlannedMatch, Rejection, misses, places, told
 from .verify import Check
@@ -78,6 +80,8 @@ class Report:
         given_back: Modules that run their author's code again, because of what was put on them since.
         device: Whose times are estimated.
         runs: What ops run where the model is now; empty before it is applied.
+        copied: How many layers were not captured, as others that are like them stood for them.
+        whole: Why every layer was captured although many are alike; empty where it was not so.
     """
 
     model: str
@@ -94,18 +98,21 @@ class Report:
     in_both_forms: int = 0
     device: str = ""
     runs: str = ""
+    copied: int = 0
+    whole: str = ""
 
     @classmethod
     def of(cls, model: nn.Module, made: EmitResult, outcomes: Mapping[str, Outcome], problems: Mapping[str, str],
-           seconds: float) -> Report:  # fmt: skip
-        """The report of a planned and written model."""
-        found = tuple(r for outcome in outcomes.values() for r in outcome.rejections)
-        estimates = {name: _estimate(outcome, made) for name, outcome in outcomes.items()}
-        anywhere = {name: _anywhere(outcome) for name, outcome in outcomes.items()}
-        shared = sum(_shared(outcome, made) for outcome in outcomes.values())
+           seconds: float, copies: Copies, whole: str = "") -> Report:  # fmt: skip
+        """The report of a planned and written model; a layer that stands for others is counted for them too."""
+        found = [*made.refused, *(r for outcome in outcomes.values() for r in outcome.rejections)]
+        estimates = {name: _estimate(outcome, made, copies) for name, outcome in outcomes.items()}
+        anywhere = {name: _anywhere(outcome, copies) for name, outcome in outcomes.items()}
+        shared = sum(_shared(outcome, made, copies) for outcome in outcomes.values())
         device = next((outcome.device for outcome in outcomes.values()), "")
-        return cls(type(model).__name__, made.text, made.written, (*made.refused, *found), estimates, dict(problems),
-                   seconds=seconds, graph_form=anywhere, in_both_forms=shared, device=device)  # fmt: skip
+        return cls(type(model).__name__, made.text, made.written, tuple(_everywhere(found, copies)), estimates,
+                   dict(problems), seconds=seconds, graph_form=anywhere, in_both_forms=shared, device=device,
+                   copied=sum(map(len, copies.of_layer.values())), whole=whole)  # fmt: skip
 
     def with_checks(self, checks: Sequence[Check], no_wider: str = "") -> Report:
         return replace(self, checks=tuple(checks), no_wider=no_wider)
@@ -149,6 +156,7 @@ class Report:
             on = f" on {self.device}" if self.device else ""
             lines.append(f"  estimated coverage of {name}{on}: {share:.1%}, in graph form {anywhere:.1%}")
         lines += [f"  {name} was not captured: {why}" for name, why in self.problems.items()]
+        lines += [f"  every layer was captured, although many are alike: {self.whole}"] if self.whole else []
         lines += [f"  {check}" for check in self.checks]
         if self.no_wider:
             lines.append(
@@ -161,29 +169,49 @@ class Report:
         return "\n".join(lines)
 
 
-def _estimate(outcome: Outcome, made: EmitResult) -> Estimate:
-    paths = {id(w.match): w.module_path for w in made.written}
-    ours = [_place(p, paths[id(p.match)]) for p in outcome.chosen if id(p.match) in paths]
-    return Estimate(tuple(ours), _authors_time(outcome) - sum(place.before for place in ours))
+def _everywhere(found: Iterable[Rejection], copies: Copies) -> Iterator[Rejection]:
+    for rejection in found:
+        yield rejection
+        for path in copies.of(rejection.site.module_path):
+            yield replace(rejection, site=replace(rejection.site, module_path=path))
 
 
-def _anywhere(outcome: Outcome) -> Estimate:
-    chosen = outcome.chosen if outcome.anywhere is None else outcome.anywhere
-    ours = [_place(p, p.match.site.module_path) for p in chosen]
-    return Estimate(tuple(ours), _authors_time(outcome) - sum(place.before for place in ours))
+def _estimate(outcome: Outcome, made: EmitResult, copies: Copies) -> Estimate:
+    paths: dict[int, list[str]] = defaultdict(list)
+    for written in made.written:
+        paths[id(written.match)].append(written.module_path)
+    ours = [_place(p, path) for p in outcome.chosen for path in paths[id(p.match)]]
+    return _of_places(ours, outcome, copies)
 
 
-def _shared(outcome: Outcome, made: EmitResult) -> int:
+def _anywhere(outcome: Outcome, copies: Copies) -> Estimate:
+    ours = [_place(p, path) for p in _free(outcome) for path in _paths(p, copies)]
+    return _of_places(ours, outcome, copies)
+
+
+def _of_places(ours: Sequence[Place], outcome: Outcome, copies: Copies) -> Estimate:
+    """What is not ours is the rest of the call as its author wrote it."""
+    whole = sum(p.seconds_before * len(_paths(p, copies)) for p in outcome.chosen)
+    whole += sum(seconds * (1 + len(copies.of(site_of(node).module_path))) for node, seconds in outcome.uncovered)
+    return Estimate(tuple(ours), whole - sum(place.before for place in ours))
+
+
+def _shared(outcome: Outcome, made: EmitResult, copies: Copies) -> int:
     written = {id(w.match) for w in made.written}
     keys = {(p.match.definition, p.match.outputs) for p in outcome.chosen if id(p.match) in written}
-    anywhere = outcome.chosen if outcome.anywhere is None else outcome.anywhere
-    return sum((p.match.definition, p.match.outputs) in keys for p in anywhere)
+    return sum(len(_paths(p, copies)) for p in _free(outcome) if (p.match.definition, p.match.outputs) in keys)
+
+
+def _free(outcome: Outcome) -> Sequence[PlannedMatch]:
+    """What graph form would choose."""
+    return outcome.chosen if outcome.anywhere is None else outcome.anywhere
+
+
+def _paths(planned: PlannedMatch, copies: Copies) -> tuple[str, ...]:
+    """Where a Match is found, in the captured layer and in those that it stands for."""
+    path = planned.match.site.module_path
+    return (path, *copies.of(path))
 
 
 def _place(planned: PlannedMatch, path: str) -> Place:
     return Place(planned.match.definition, path, planned.seconds_before, planned.seconds_after)
-
-
-def _authors_time(outcome: Outcome) -> float:
-    """Estimated time of the whole call as its author wrote it."""
-    return sum(p.seconds_before for p in outcome.chosen) + sum(seconds for _, seconds in outcome.uncovered)

@@ -18,7 +18,7 @@ Form = Literal["source", "graph", "both"]
 #: What an input of a Definition is bound to in a matched graph: a node, or a literal the pattern captured.
 Binding = "Node | bool | int | float | None"
 #: The number that torch.fx puts behind a node's name, or a list's in the path of a module.
-_NUMBERED = re.compile(r"(?<=[A-Za-z0-9])_\d+\b|(?<=\.)\d+(?=\.[A-Za-z_])")
+_NUMBERED = re.compile(r"(?<=[A-Za-z0-9])_\d+(?=_|\b)|(?<=\.)\d+(?=\.[A-Za-z_])")
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from .draft import write_drafts
 from .errors import MatchError, TilegymFxError, UsageError, make_folder, writing
 from .folder_form import emitted_path, make_emitted_folder, write_folder
 from .inventory import Inventory, load
-from .live import plan_source_form
 from .plan import Policy
+from .planner import plan_source_form
 from .render import print_explanation, print_survey
 from .survey import PHASES, Survey, as_json, survey, versions
 

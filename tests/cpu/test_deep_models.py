@@ -1,84 +1,191 @@
-"""What kernelize does to a model, and what it captures for that, does not grow with the number of its layers."""
+"""What kernelize captures does not grow with the number of layers, and what it finds is what it would find in all."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tilegym_fx import live
-from tilegym_fx.errors import ExportError
-from tilegym_fx.live import plan_source_form
+from tilegym_fx import live, planner
+from tilegym_fx.errors import ExportError, VerifyError
+from tilegym_fx.live import kernelize, report
+from tilegym_fx.planner import plan_source_form
 
 pytestmark = pytest.mark.filterwarnings("ignore:tilegym_fx")
+WIDTHS = {
+    "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 
 
-def llama(layers: int) -> Any:
-    config = AutoConfig.for_model(
-        "llama", hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=64,
-    )  # fmt: skip
+def language_model(kind: str, layers: int, **more: Any) -> Any:
+    config = AutoConfig.for_model(kind, num_hidden_layers=layers, **WIDTHS, **more)
     return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
-def test_a_deep_model_needs_no_more_text_or_captures_than_a_shallow_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    record, counts, texts = live.record, [], []
+def llama(layers: int) -> Any:
+    return language_model("llama", layers)
 
-    def counted(module: nn.Module, *call: Any) -> Any:
-        captured.append(type(module).__name__)
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many layers each capture of a whole model or of its inner one saw."""
+    record, counts = planner.record, []
+
+    def counted(module: Any, *call: Any) -> Any:
+        inner = getattr(module, "model", module)
+        if hasattr(inner, "layers"):
+            counts.append(len(inner.layers))
         return record(module, *call)
 
-    monkeypatch.setattr(live, "record", counted)
-    for layers in (2, 4):
-        captured: list[str] = []
-        made, found = plan_source_form(llama(layers))
-        assert found.counts()["cache_append"] == 2 * layers
-        counts.append(captured)
-        texts.append(made.text.count("\nclass "))
-    assert counts[0] == counts[1]
-    assert texts[0] == texts[1]
+    monkeypatch.setattr(planner, "record", counted)
+    return counts
 
 
-class Third(nn.Module):
-    def __init__(self) -> None:
+def test_a_deep_model_is_captured_by_its_first_layers(seen: list[int]) -> None:
+    made, found = plan_source_form(llama(9))
+    assert set(seen) == {3}
+    assert (found.copied, found.whole) == (6, "")
+    assert found.counts()["linear_silu_mul"] == 9
+    assert found.counts()["cache_append"] == 18
+    assert made.text.count("\nclass ") == plan_source_form(llama(3))[0].text.count("\nclass ")
+
+
+DEEP: dict[str, Callable[[], Any]] = {
+    "alike": lambda: llama(6),
+    "in turns": lambda: language_model(
+        "gemma3_text", 9, layer_types=[*["sliding_attention"] * 2, "full_attention"] * 3, sliding_window=4
+    ),
+    "experts after the first": lambda: language_model(
+        "qwen3_moe", 6, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, mlp_only_layers=[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_the_first_layers_tell_of_all(name: str) -> None:
+    model = DEEP[name]()
+    (made, found), (whole, expected) = plan_source_form(model), plan_source_form(model, whole="asked for")
+    assert found.copied
+    assert (expected.copied, expected.whole) == (0, "asked for")
+    assert made.text == whole.text
+    assert found.counts() == expected.counts()
+    assert found.misses() == expected.misses()
+    assert found.in_both_forms == expected.in_both_forms
+    for forms in ("estimates", "graph_form"):
+        for call, estimate in getattr(found, forms).items():
+            other = getattr(expected, forms)[call]
+            assert estimate.counts() == other.counts()
+            assert estimate.coverage() == pytest.approx(other.coverage(), rel=1e-3)
+
+
+def test_a_model_that_counts_its_layers_is_captured_whole(monkeypatch: pytest.MonkeyPatch, seen: list[int]) -> None:
+    record = planner.record
+
+    def demanding(module: Any, *call: Any) -> Any:
+        inner = getattr(module, "model", module)
+        if len(getattr(inner, "layers", range(5))) < 5:
+            raise ExportError("too few layers", advice="")
+        return record(module, *call)
+
+    monkeypatch.setattr(planner, "record", demanding)
+    made, found = plan_source_form(llama(5))
+    assert set(seen) == {5}
+    assert not found.problems
+    assert "too few layers" in found.whole
+    assert "every layer was captured, although many are alike: " in str(found)
+    assert made.text == plan_source_form(llama(5), whole="asked for")[0].text
+
+
+class Layer(nn.Module):
+    """A gated layer that knows its place among the others."""
+
+    def __init__(self, place: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-        self.mixed = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Identity()])
+        self.place = place
+        self.up, self.gate = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers[2](x)
+        return x + functional.silu(self.gate(x)) * self.up(x)
 
 
-def test_lists_of_modules_are_whole_again_even_where_the_capture_fails() -> None:
-    model = Third()
-    layers = model.layers
-    with live._first_of_each_list(model) as is_shorter:
-        assert is_shorter
-        assert [len(model.layers), len(model.mixed)] == [2, 3]
-        with pytest.raises(IndexError):
-            model(torch.ones(1, 8))
-    with pytest.raises(ZeroDivisionError), live._first_of_each_list(model):
-        raise ZeroDivisionError
-    assert model.layers is layers
-    with live._first_of_each_list(model.mixed) as is_shorter:
-        assert not is_shorter
+class OtherAlternately(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        act = functional.silu if self.place % 2 else functional.relu
+        return x + act(self.gate(x)) * self.up(x)
 
 
-def test_a_model_that_cannot_do_without_its_layers_is_captured_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    record, seen = live.record, []
+class OtherLater(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = self.gate(x)
+        gate = functional.silu(gate) if self.place < 4 else functional.relu(gate)
+        return x + gate * self.up(x)
 
-    def demanding(module: nn.Module, *call: Any) -> Any:
-        if type(module).__name__ == "LlamaModel":
-            seen.append(len(module.layers))
-            if seen[-1] < 3:
-                raise ExportError("too few layers", advice="")
-        return record(module, *call)
 
-    monkeypatch.setattr(live, "record", demanding)
-    made, found = plan_source_form(llama(3))
-    assert seen == [2, 3, 2, 3]
-    assert not found.problems
-    assert "def forward" in made.text
+class GoesElsewhereLater(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.place >= 4:
+            return x - self.up(x)
+        return x + functional.silu(self.gate(x)) * self.up(x)
+
+
+class Halving(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[: -(-x.shape[0] // 2)]
+        return x + functional.silu(self.gate(x)) * self.up(x)
+
+
+class Deep(nn.Module):
+    def __init__(self, layer: type[Layer]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer(place) for place in range(7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layer", "why_whole"),
+    [
+        (Layer, ""),
+        (OtherAlternately, "in different ways"),
+        (OtherLater, "in different ways"),
+        (GoesElsewhereLater, ""),
+        (Halving, "are not called with the same kinds of tensors"),
+    ],
+)
+@pytest.mark.parametrize("verify", [False, True])
+def test_layers_that_only_look_alike_give_the_right_numbers(
+    layer: type[Layer], why_whole: str, verify: bool
+) -> None:  # fmt: skip
+    torch.manual_seed(0)
+    model, x = Deep(layer).eval(), torch.randn(64, 16)
+    expected = model(x)
+    kernelize(model, inputs=x, verify=verify, strict=True)
+    torch.testing.assert_close(model(x), expected)
+    found = report(model)
+    assert why_whole in found.whole
+    assert bool(found.copied) == (not why_whole)
+
+
+def test_what_verification_refuses_is_captured_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply, wholes = live._apply, []
+
+    def strict(model: Any, made: Any, *rest: Any) -> Any:
+        wholes.append(len(model.layers))
+        if len(wholes) == 1:
+            raise VerifyError("wrong numbers")
+        return apply(model, made, *rest)
+
+    monkeypatch.setattr(live, "_apply", strict)
+    model = Deep(Layer).eval()
+    kernelize(model, inputs=torch.randn(4, 16), strict=True)
+    assert len(wholes) == 2
+    assert report(model).whole == "wrong numbers"

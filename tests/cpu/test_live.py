@@ -114,7 +114,7 @@ def test_a_report_says_what_runs_where_the_model_is(monkeypatch: pytest.MonkeyPa
     assert any(line.startswith("  estimated coverage of call on h200: ") for line in on_a_cpu)
     monkeypatch.setenv("TILEGYM_FX_INTERPRET", "1")
     assert str(report(model)).startswith("Norm: 1 place runs kernels in the CPU interpreter\n")
-    monkeypatch.setattr("tilegym_fx.live._device", lambda model: torch.device("cuda", 0))
+    monkeypatch.setattr("tilegym_fx.live.model_device", lambda model: torch.device("cuda", 0))
     assert str(report(model)).startswith("Norm: 1 place runs kernels\n")
 
 

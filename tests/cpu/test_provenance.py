@@ -158,7 +158,7 @@ def test_failing_call_does_not_upset_the_record() -> None:
 def finalised() -> Iterator[Any]:
     """Garbage of another library that a collector finds at every turn: each one's end begins the next."""
     names: dict[str, Any] = {}
-    exec(compile(_FINALISED, "/opt/site-packages/other/things.py", "exec"), names)
+    exec(compile(_FINALISED, "/site-packages/other/things.py", "exec"), names)
     before = gc.get_threshold()
     gc.set_threshold(1, 1, 1)
     names["Thing"]()

@@ -43,6 +43,10 @@ def ids(length: int) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(0))
 
 
+def sound() -> torch.Tensor:
+    return torch.randn(2, 8, 48, generator=torch.Generator().manual_seed(0))
+
+
 def padded(length: int) -> torch.Tensor:
     mask = torch.ones(2, length, dtype=torch.long)
     mask[1, length // 2 :] = 0
@@ -62,7 +66,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, torch.Tensor], dict[s
     ),
     "whisper": (
         lambda: WhisperForConditionalGeneration(WHISPER),
-        {"input_features": torch.randn(2, 8, 48, generator=torch.Generator().manual_seed(0)), "decoder_input_ids": ids(5)},
+        {"input_features": sound(), "decoder_input_ids": ids(5)},
         {"gelu": 2 * LAYERS + 2, "gqa_attention": 2 * LAYERS, "gqa_attention_causal": LAYERS},
     ),
 }

@@ -16,8 +16,9 @@ from tilegym_fx import verify
 from tilegym_fx.breadth.judge import usable
 from tilegym_fx.export import build, cache_of, export_phase
 from tilegym_fx.inventory import load
-from tilegym_fx.live import kernelize, plan_source_form, report, restore, wider_outputs
+from tilegym_fx.live import kernelize, report, restore, wider_outputs
 from tilegym_fx.model_source import resolve_model, shipped_models
+from tilegym_fx.planner import plan_source_form
 from tilegym_fx.survey import PHASES
 
 STEPS = 8

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
+from ..layers import Copies
 from ..provenance import Provenance
 from ..results import Match, PlannedMatch, Rejection, Site
 from .collect import Alike, Collection, Placed
@@ -21,7 +22,7 @@ from .place import place
 from .regions import Names
 from .write import Header, write
 
-__all__ = ["Alike", "EmitResult", "Emitter", "Header", "Written", "emit", "why_not"]
+__all__ = ["Alike", "EmitResult", "Emitter", "Header", "Refusal", "Written", "emit", "why_not"]
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,14 @@ class Emitter:
                     self._note_solution(item)
             except Refusal as refusal:
                 self._refused.append(_rejection(match, str(refusal), record))
+
+    def spread(self, copies: Copies) -> None:
+        """Writes what was found in a layer into those that it stands for.
+
+        Raises:
+            Refusal: If layers that are alike got different texts, or what depends on one is not so in another.
+        """
+        self._collection.spread(copies)
 
     def result(self, header: Header | None = None) -> EmitResult:
         """The text and what became of each Match."""

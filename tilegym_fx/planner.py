@@ -1,0 +1,294 @@
+"""What of a model can be written in source form: its calls captured one after the other, each matched and planned.
+
+The calls are those that ``generate()`` makes, or the user's own. Of a deep model a capture sees the first layers, which
+stand for the others (`layers`); where that does not work out, all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph
+from torch.utils._pytree import tree_map, tree_map_only
+
+from .cost import Device, device_of
+from .emit import Alike, EmitResult, Emitter, Refusal, why_not
+from .errors import ExportError, UsageError
+from .export import MODEL_ERRORS, caches, phase_inputs, site_of
+from .export.phases import without_memory
+from .export.trace import describe
+from .inventory import Inventory, load
+from .layers import Copies, first_layers
+from .live_report import Report
+from .ops import usual_device
+from .pipeline import Outcome, find
+from .plan import Policy
+from .provenance import NodeRef, Provenance, record
+from .results import Phase
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+BATCH, _SEQ = 2, 256
+_PHASES: tuple[Phase, ...] = ("prefill", "decode")
+
+
+def plan_source_form(model: nn.Module, *, inputs: Any = None, only: Collection[str] | None = None,
+                     skip: Collection[str] = (), inventory: Inventory | None = None,
+                     device: Device | None = None, whole: str = "") -> tuple[EmitResult, Report]:  # fmt: skip
+    """Capture, match and write: the emitted text and the report of what is in it, with nothing applied.
+
+    Args:
+        model: A causal language model of transformers, or any module together with ``inputs``.
+        inputs: What the module is called with.
+        only: Use these Definitions only.
+        skip: Leave these Definitions out.
+        inventory: Whose Definitions; by default the shipped one.
+        device: For estimates; by default that of the model.
+        whole: Why the first layers shall not stand for all; empty where they may.
+
+    Raises:
+        ExportError: If the model cannot be captured in any phase.
+        MatchError: If an option names no Definition.
+    """
+    started = time.perf_counter()
+    _require_weights(model)
+    policy = Policy(device or device_of(model_device(model)), only, skip)
+    planner = Planner(model, inventory or load(), policy, whole=whole)
+    planner.capture_calls(inputs)
+    made = planner.emitter.result()
+    problems = {name: str(error) for name, error in planner.failures.items()}
+    found = Report.of(
+        model, made, planner.outcomes, problems, time.perf_counter() - started, planner.copies, planner.whole
+    )
+    return made, found
+
+
+def _require_weights(model: nn.Module) -> None:
+    """Weights that accelerate brings in for each call are not there when a method reads them by itself."""
+    for path, module in model.named_modules():
+        hook: Any = getattr(module, "_hf_hook", None)
+        if any(getattr(part, "offload", False) for part in getattr(hook, "hooks", (hook,))):
+            where = f"{path or '<root>'} ({type(module).__name__})"
+            raise ExportError(
+                f"{where} has hooks that bring in its weights for each call",
+                advice="Load the model with all its weights in memory",
+            )
+
+
+@dataclass
+class Planner:
+    """Captures the calls of a model one after the other, and plans each in source form.
+
+    Attributes:
+        model: The model.
+        inventory: Whose Definitions to look for.
+        policy: Device, ``only`` and ``skip``.
+        whole: Why every layer is captured, and none stands for others; empty where it is not so.
+        copies: Which layers stand for which others.
+        outcomes: Call (``prefill``, ``decode``, or ``call`` with the user's inputs) -> what was found in it.
+        failures: Call -> why it could not be captured.
+    """
+
+    model: nn.Module
+    inventory: Inventory
+    policy: Policy
+    whole: str = ""
+    copies: Copies = field(init=False)
+    outcomes: dict[str, Outcome] = field(init=False)
+    failures: dict[str, ExportError] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self.emitter = Emitter(self.model)
+        self.copies, self.outcomes, self.failures = Copies(self.model), {}, {}
+
+    def capture_calls(self, inputs: Any) -> None:
+        """The user's own call, or those that ``generate()`` makes.
+
+        Raises:
+            ExportError: If none can be captured.
+        """
+        if not self.whole:
+            with first_layers(self.model) as self.copies:
+                if self.copies:
+                    self.whole = self._capture_first(inputs)
+            if self.copies and not self.whole:
+                return
+            self._start()
+        self._capture_each(inputs)
+        if not self.outcomes:
+            raise ExportError.because(f"{type(self.model).__name__} cannot be captured", *self.failures.values())
+        if inputs is None:
+            self._capture_padded()
+
+    def _capture_first(self, inputs: Any) -> str:
+        """Captures with the first layers, which then stand for all. Gives why they cannot, or nothing."""
+        entries = self._capture_each(inputs)
+        if self.failures:
+            return "; ".join(str(error) for error in self.failures.values())
+        for group in self.copies.alike:
+            if len({str(entries[path]) for path in group}) > 1:
+                return f"{group[0]} and {group[1]}, which are alike, are not called with the same kinds of tensors"
+        try:
+            self.emitter.spread(self.copies)
+        except Refusal as refusal:
+            return str(refusal)
+        if inputs is None:
+            self._capture_padded()
+        return "; ".join(str(error) for error in self.failures.values())
+
+    def _capture_each(self, inputs: Any) -> Mapping[str, list[Any]]:
+        """Captures every call. Gives what each layer that stands for others was called with, by its path."""
+        entries: dict[str, list[Any]] = defaultdict(list)
+        watched = {self.model.get_submodule(path): path for group in self.copies.alike for path in group}
+        for name, (args, kwargs) in self._calls(inputs):
+            if (found := self._capture(self.model, name, args, kwargs)) is not None:
+                self.outcomes[name] = found[0]
+                self.emitter.add(found[0].chosen, found[1])
+                for call in found[1].calls:
+                    if call.module in watched:
+                        entries[watched[call.module]].append((name, _kinds_of_tensors(found[1], call.env(0))))
+        return entries
+
+    def _calls(self, inputs: Any) -> Iterator[tuple[str, Call]]:
+        if inputs is not None:
+            yield "call", split_inputs(inputs)
+            return
+        if not is_language_model(self.model):
+            raise UsageError(f"{type(self.model).__name__} is no causal language model of transformers",
+                             advice="Pass inputs=, a sample of what it is called with")  # fmt: skip
+        for phase in _PHASES:
+            try:
+                yield phase, ((), phase_inputs(self.model, phase, BATCH, _sample_length(self.model)))
+            except ExportError as error:
+                self.failures[phase] = error
+
+    def _capture(
+        self, module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Outcome, Provenance] | None:
+        try:
+            exported, provenance = record(module, args, kwargs)
+        except ExportError as error:
+            self.failures[name] = error
+            return None
+        policy = Policy(self.policy.device, self.policy.only, self.policy.skip, lambda m: why_not(m, provenance))
+        # The record speaks of the exported graph, so the pass works on a copy.
+        return find(copied(exported.graph_module.graph), self.inventory, policy, site_of), provenance
+
+    def _capture_padded(self) -> None:
+        """What a batch with padding does where the code above chose by condition: one module of each kind alone."""
+        groups = self.emitter.conditional()
+        for phase in _PHASES if groups else ():
+            name = f"padded {phase}"
+            try:
+                kwargs = phase_inputs(self.model, phase, BATCH, _sample_length(self.model), padded=True)
+                calls = _calls_inside(self.model, kwargs, groups)
+            except ExportError as error:
+                self.failures[name] = error
+                continue
+            for group in groups:
+                call = calls.get(group.module)
+                found = self._capture_alone(group.module, name, call) if call is not None else None
+                if found is not None:
+                    self.emitter.add_alike(group, found[0].chosen, found[1])
+
+    def _capture_alone(self, module: nn.Module, name: str, call: Call) -> tuple[Outcome, Provenance] | None:
+        """A module whose own code is of interest, not that of its layers."""
+        with first_layers(module) as copies:
+            found = self._capture(module, name, *call)
+        if found is None and copies:  # its code may count its layers
+            self.failures.pop(name)
+            found = self._capture(module, name, *call)
+        return found
+
+
+def _kinds_of_tensors(provenance: Provenance, values: Any) -> Any:
+    """Nested values with shape, dtype and strides in the place of each tensor of the graph, and nothing else."""
+
+    def kind(value: Any) -> Any:
+        node = provenance.resolve(value) if isinstance(value, NodeRef) else None
+        held = node.meta.get("val") if node is not None else None
+        return (tuple(held.shape), held.dtype, held.stride()) if isinstance(held, torch.Tensor) else None
+
+    return tree_map(kind, values)
+
+
+def _calls_inside(model: nn.Module, kwargs: dict[str, Any], groups: Sequence[Alike]) -> dict[nn.Module, Call]:
+    """What one module of each group is called with in a call of the model. Nothing is computed.
+
+    Raises:
+        ExportError: If the model does not run so.
+    """
+    calls: dict[nn.Module, Call] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.setdefault(module, tree_map_only(torch.Tensor, torch.clone, (args, kwargs)))
+        if len(calls) == len(groups):
+            raise _SeenAll
+
+    caches.register(model)
+    handles = [group.module.register_forward_pre_hook(note, with_kwargs=True) for group in groups]
+    fake = detect_fake_mode(kwargs) or FakeTensorMode(allow_non_fake_inputs=True)
+    mode = nullcontext() if is_meta(model) else fake
+    try:
+        with without_memory(model, mode), caches.masks_as_when_run(kwargs):
+            model(**kwargs)
+    except _SeenAll:
+        pass
+    except MODEL_ERRORS as error:
+        raise ExportError(f"{type(model).__name__} cannot be run with padding: {describe(error)}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+class _SeenAll(Exception):
+    """Ends a run in which every module has been called that was waited for."""
+
+
+def split_inputs(inputs: Any) -> Call:
+    """``inputs=`` as positional and keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs), {}) if isinstance(inputs, list | tuple) else ((inputs,), {})
+
+
+def is_language_model(model: nn.Module) -> bool:
+    """Whether the module is a transformers model that gives logits for token ids."""
+    speaks: Any = model
+    return hasattr(model, "config") and hasattr(model, "generate") and speaks.get_output_embeddings() is not None
+
+
+def _sample_length(model: nn.Module) -> int:
+    config: Any = model.config
+    limits = [getattr(config, name, None) for name in ("n_positions", "max_position_embeddings")]
+    return max(8, min([_SEQ, *(limit // 2 for limit in limits if isinstance(limit, int) and limit > 0)]))
+
+
+def copied(graph: Graph) -> Graph:
+    """The same graph with new nodes; names and meta are kept."""
+    new = Graph()
+    new.output(new.graph_copy(graph, {}))
+    return new
+
+
+def model_device(model: nn.Module) -> torch.device:
+    """Where a model is; the usual device for one without weights."""
+    return next((p.device for p in model.parameters()), usual_device())
+
+
+def is_meta(model: nn.Module) -> bool:
+    """Whether a model has no numbers in its weights."""
+    return any(p.is_meta for p in model.parameters())
