@@ -1,0 +1,53 @@
+"""The benchmark of a cold start: what it counts, and that both starts share nothing but the caches."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repository import ROOT
+
+MODEL = "meta-llama/Llama-3.1-8B"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("cold_start")
+
+
+@pytest.mark.filterwarnings("ignore:tilegym_fx")
+def test_a_start_counts_every_step(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([MODEL, "--dry-run", "--inside"]) == 0
+    assert set(json.loads(capsys.readouterr().out.splitlines()[-1])) == set(bench.STEPS)
+
+
+def test_the_warm_start_has_the_caches_that_the_cold_one_filled(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starts: list[tuple[list[str], dict[str, str]]] = []
+
+    def run(command: list[str], *, env: dict[str, str], **_: Any) -> Any:
+        starts.append((command, {name: env[name] for name in bench.CACHES}))
+        seconds = dict.fromkeys(bench.STEPS, float(len(starts)))
+        return subprocess.CompletedProcess(command, 0, json.dumps(seconds), "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert bench.main([MODEL, "--dry-run", "--json", str(tmp_path / "found.json")]) == 0
+    assert starts[0] == starts[1]
+    assert starts[0][0][-1] == "--inside"
+    assert len(set(starts[0][1].values())) == len(bench.CACHES)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["cold"]["first"], found["warm"]["first"]) == (1.0, 2.0)
+    assert [line.split()[-2] for line in capsys.readouterr().out.splitlines()[1:]] == ["3.0", "6.0"]
+
+
+def test_a_start_that_fails_says_why(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    failed = subprocess.CompletedProcess([], 1, "", "no such GPU")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(RuntimeError, match="no such GPU"):
+        bench.start([MODEL], tmp_path)
