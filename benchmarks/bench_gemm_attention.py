@@ -1,4 +1,4 @@
-"""Linear layers and attention on a GPU: our kernels beside cuBLAS, FlashAttention and cuDNN; which tiles win.
+"""Linear layers and attention on a GPU: our kernels beside cuBLAS, FlashAttention, cuDNN and TileGym; which tiles win.
 
     python benchmarks/bench_gemm_attention.py                       # everything, at most four minutes
     python benchmarks/bench_gemm_attention.py --only gemv,decode    # some of the groups
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from typing import Any
 import cuda.tile as ct
 import torch
 import torch.nn.functional as F
+from peers import peers_of
 from timing import Timing, argument_sets, copy_rate, median_time
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -36,6 +37,8 @@ from tilegym_fx import inventory
 from tilegym_fx.errors import KernelError
 
 WORKERS = 8
+#: Roundings by which a vendor's result may be off and still be timed.
+ALLOWED = 8.0
 #: Seconds for one compilation, and for all of them.
 COMPILE_LIMIT = 40
 WARM_LIMIT = 110
@@ -93,6 +96,7 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {copy_rate() / 1e9:.0f} GB/s")
     print(f"compiled in {time.monotonic() - start:.0f} s; failed: {', '.join(broken) or 'none'}", flush=True)
     rows = [measured(case, broken, start + options.seconds) for case in cases]
+    print(*summary(rows), sep="\n")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
     print(f"done in {time.monotonic() - start:.0f} s")
@@ -102,9 +106,14 @@ def main() -> int:
 def measured(case: Case, broken: Sequence[str], end: float) -> dict[str, Any]:
     """One line of the table, and its numbers."""
     sets = argument_sets(case.make)
-    error = rounding_error(case, sets[0])
+    right = case.exact(*sets[0])
+    error = rounding_error(case.ours, sets[0], right)
     runs = {"ours": case.ours, **{f"vendor {label}": run for label, run in case.vendors.items()}}
-    times = {label: timed(run, sets) for label, run in runs.items()}
+    times = {
+        label: timed(run, sets)
+        for label, run in runs.items()
+        if run is case.ours or is_right(label, run, sets[0], right)
+    }
     for label, run in case.sweep.items():
         if time.monotonic() < end and case.key(label) not in broken:
             times[label] = timed(run, sets)
@@ -119,6 +128,20 @@ def measured(case: Case, broken: Sequence[str], end: float) -> dict[str, Any]:
     numbers = {"error": error, "microseconds": known, "bytes": case.bytes, "flops": case.flops}
     spread = {label: value.spread for label, value in times.items() if value is not None}
     return {"group": case.group, "name": case.name, **numbers, "spread": spread}
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """For each group the vendors' best time over ours: geometric mean and worst."""
+    for group in dict.fromkeys(row["group"] for row in rows):
+        times = [row["microseconds"] for row in rows if row["group"] == group]
+        ratios = [
+            min(others) / own["ours"]
+            for own in times
+            if "ours" in own and (others := [t for label, t in own.items() if label.startswith("vendor ")])
+        ]
+        if ratios:
+            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            yield f"{group}: {mean:.2f}x the best vendor (geometric mean of {len(ratios)}), worst {min(ratios):.2f}"
 
 
 def fastest(times: dict[str, float]) -> tuple[str, float]:
@@ -141,13 +164,22 @@ def timed(run: Run, sets: Sequence[Arguments]) -> Timing | None:
         return None
 
 
-def rounding_error(case: Case, arguments: Arguments) -> float:
-    """Worst error of the op, in units of one bfloat16 rounding of the largest values of its row."""
-    with torch.no_grad():
-        got = case.ours(*arguments).float()
-        right = case.exact(*arguments)
+def rounding_error(run: Run, arguments: Arguments, right: torch.Tensor) -> float:
+    """Worst error of a run, in units of one bfloat16 rounding of the largest values of its row."""
     scale = right.abs().amax(-1, keepdim=True).clamp_min(1e-6) * 2**-8
-    return ((got - right).abs() / scale).max().item()
+    return ((run(*arguments).float() - right).abs() / scale).max().item()
+
+
+def is_right(label: str, run: Run, arguments: Arguments, right: torch.Tensor) -> bool:
+    """Whether a vendor's kernel takes the case and gives its result; a line says why not."""
+    try:
+        error = rounding_error(run, arguments, right)
+    except Exception as problem:  # whatever another library raises is its answer
+        print(f"    {label} left out: {str(problem).partition(chr(10))[0][:100]}")
+        return False
+    if error > ALLOWED:
+        print(f"    {label} left out: {error:.0f} roundings off")
+    return error <= ALLOWED
 
 
 def compile_part(cases: Sequence[Case], part: str) -> int:
@@ -269,7 +301,8 @@ def linear_case(
     size = 2 * (rows * depth + features * depth + rows * features)
     layout = " column-major" if column_major else ""
     return Case(
-        group, f"{rows}x{depth} -> {features}{layout}", make, kernels.linear, {"cuBLAS": F.linear},
+        group, f"{rows}x{depth} -> {features}{layout}", make, kernels.linear,
+        {"cuBLAS": F.linear, **peers_of("linear")},
         lambda x, weight: x.float() @ weight.float().t(), sweep,
         bytes=size if rows <= 64 else 0.0, flops=2.0 * rows * depth * features,
     )  # fmt: skip
@@ -343,7 +376,10 @@ def prefill_case(kernels: Any, shape: tuple[int, ...], tilings: Sequence[Any], *
         f"{batch}x{length} {query_heads}/{key_heads} d{width}",
         make,
         ours,
-        {label: functools.partial(sdpa, backend, not masked) for label, backend in backends.items()},
+        {
+            **{label: functools.partial(sdpa, backend, not masked) for label, backend in backends.items()},
+            **({} if masked else with_scale(peers_of("gqa_attention_causal"), scale)),
+        },
         lambda q, k, v, mask: exact_attention(q, k, v, scale),
         {tile_label(t): functools.partial(with_tiling, t) for t in tilings},
         flops=2.0 * batch * query_heads * length * length * width,
@@ -383,11 +419,19 @@ def decode_case(kernels: Any, batch: int, keys: int, filled: int, tilings: Seque
         f"{batch}x1 of {filled}/{keys}",
         make,
         ours,
-        {label: functools.partial(sdpa, backend, False) for label, backend in backends.items()},
+        {
+            **{label: functools.partial(sdpa, backend, False) for label, backend in backends.items()},
+            **({} if masked else with_scale(peers_of("gqa_attention"), scale)),
+        },
         exact,
         {tile_label(t): functools.partial(with_tiling, t) for t in tilings},
         bytes=2.0 * 2 * batch * key_heads * filled * width,
     )
+
+
+def with_scale(peers: Mapping[str, Run], scale: float) -> dict[str, Run]:
+    """Kernels of other libraries, called as the op is but for the scale."""
+    return {name: functools.partial(run, scale=scale) for name, run in peers.items()}
 
 
 def sdpa(

@@ -2,6 +2,7 @@
 
     python benchmarks/bench_norm_activation_rope.py                                # at most 70 s
     python benchmarks/bench_norm_activation_rope.py --ops rms_norm,silu_mul --compile --variants --seconds 300
+    python benchmarks/bench_norm_activation_rope.py --compile --peers       # beside Liger and TileGym too
 
 Every case is checked against the reference in float32 before it is timed. Times are medians over replays of
 a CUDA graph, on arguments that are not in the L2 cache (timing.py); GB/s counts each input read once and
@@ -18,15 +19,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import cuda.tile as ct
 import torch
+from peers import peers_of
 from timing import argument_sets, copy_rate, host_time, median_time
 
 from tilegym_fx import inventory
@@ -36,6 +38,8 @@ INVENTORY = inventory.load()
 COMPILE_LIMIT = 20
 WARM_LIMIT = 45
 EPS = 1e-6
+#: Relative error beside the reference in float32, of results that are rounded to bfloat16.
+ALLOWED = 6e-3
 BF16 = torch.bfloat16
 
 Arguments = tuple[Any, ...]
@@ -66,11 +70,13 @@ class Row:
     host: float
     best_variant: str = ""
     best_variant_time: float = math.inf
+    peers: dict[str, float] = field(default_factory=dict)
 
     @property
     def ahead(self) -> float:
         """How many times faster than the better of the others that were measured."""
-        return min(time for time in (self.eager, self.compiled) if not math.isnan(time)) / self.ours
+        others = (self.eager, self.compiled, *self.peers.values())
+        return min(time for time in others if not math.isnan(time)) / self.ours
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -209,12 +215,16 @@ def check(case: Case, function: Callable[..., Any], reference: Callable[..., Any
     Raises:
         SystemExit: the results differ by more than rounding to bfloat16 explains.
     """
+    if not (error := relative_error(case, function, reference)) < ALLOWED:
+        raise SystemExit(f"error: {case.op} {case.label}: relative error {error:.2e}")
+
+
+def relative_error(case: Case, function: Callable[..., Any], reference: Callable[..., Any]) -> float:
+    """The largest of a run's outputs, beside the reference in float32."""
     arguments = case.make()
     wide = [a.float() if isinstance(a, torch.Tensor) else a for a in arguments]
-    for got, expected in zip(tensors(function(*arguments)), tensors(reference(*wide)), strict=True):
-        error = float((got.float() - expected).norm() / expected.norm())
-        if not error < 6e-3:
-            raise SystemExit(f"error: {case.op} {case.label}: relative error {error:.2e}")
+    pairs = list(zip(tensors(reference(*wide)), tensors(function(*arguments)), strict=True))
+    return max(float((got.float() - expected).norm() / expected.norm()) for expected, got in pairs)
 
 
 def moved_bytes(arguments: Arguments, results: Any) -> int:
@@ -222,7 +232,21 @@ def moved_bytes(arguments: Arguments, results: Any) -> int:
     return sum(t.numel() * t.element_size() for t in (*inputs, *tensors(results)))
 
 
-def measure(case: Case, rate: float, with_compile: bool) -> Row:
+def peer_time(case: Case, name: str, peer: Callable[..., Any], reference: Callable[..., Any],
+              timed: Callable[[Callable[..., Any]], float]) -> float | None:  # fmt: skip
+    """A peer's time; None, and a line that says why, where it refuses the case or gives something else."""
+    try:
+        error = relative_error(case, peer, reference)
+        if error < ALLOWED:
+            return timed(peer)
+        why = f"relative error {error:.2e}"
+    except Exception as problem:  # whatever another library raises is its answer
+        why = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0][:120]}"
+    print(f"    {name} is left out of {case.op} {case.label}: {why}", flush=True)
+    return None
+
+
+def measure(case: Case, rate: float, with_compile: bool, peers: Mapping[str, Callable[..., Any]]) -> Row:
     function, reference = INVENTORY.entry_point(case.op), INVENTORY.reference(case.op)
     check(case, function, reference)
     sets = argument_sets(case.make)
@@ -237,6 +261,9 @@ def measure(case: Case, rate: float, with_compile: bool) -> Row:
     moved = moved_bytes(sets[0], function(*sets[0])) / ours * 1e6
     row = Row(case.op, case.label, ours, eager, compiled, moved / 1e9, moved / rate,
               host_time(partial(function, *sets[0])) * 1e6)  # fmt: skip
+    for name, peer in peers.items():
+        if (spent := peer_time(case, name, peer, reference, timed)) is not None:
+            row.peers[name] = spent
     for label, patch in case.variants:
         with patched(sys.modules[function.__module__], patch):
             check(case, function, reference)
@@ -280,9 +307,10 @@ HEAD = (f"{'op':24}{'shape':34}{'ours us':>9}{'eager':>9}{'compile':>9}{'ahead':
 
 
 def line(row: Row) -> str:
+    peers = "".join(f"  {name} {spent:.1f}" for name, spent in row.peers.items())
     other = f"{row.best_variant}: {row.best_variant_time:.1f}" if row.best_variant else ""
     return (f"{row.op:24}{row.label:34}{row.ours:9.1f}{row.eager:9.1f}{row.compiled:9.1f}{row.ahead:6.2f}x"
-            f"{row.gigabytes_per_second:7.0f}{row.share_of_copy:6.0%}{row.host:9.1f}  {other}")  # fmt: skip
+            f"{row.gigabytes_per_second:7.0f}{row.share_of_copy:6.0%}{row.host:9.1f}  {other}{peers}")  # fmt: skip
 
 
 def summary(rows: list[Row]) -> Iterator[str]:
@@ -302,6 +330,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--ops", default=",".join(FAMILIES), help="comma-separated ops, or `all`")
     parser.add_argument("--json", help="also write the rows to this file")
     parser.add_argument("--compile", action="store_true", help="time torch.compile of the references too")
+    parser.add_argument("--peers", action="store_true", help="time Liger and TileGym too, where they are installed")
     parser.add_argument("--variants", action="store_true", help="try other tiles besides the default ones")
     parser.add_argument("--seconds", type=float, default=70, help="start no further case after this time")
     parser.add_argument("--warm", help=argparse.SUPPRESS)
@@ -333,7 +362,7 @@ def main(arguments: list[str]) -> None:
         if time.monotonic() - start > options.seconds:
             print(f"time is up: {len(cases) - len(rows)} cases left out")
             break
-        rows.append(measure(case, rate, options.compile))
+        rows.append(measure(case, rate, options.compile, peers_of(case.op) if options.peers else {}))
         print(line(rows[-1]), flush=True)
     print(*summary(rows), sep="\n", flush=True)
     if options.json:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tilegym_fx.bench.timing import argument_sets, copy_rate, host_time, median_time
+from tilegym_fx.bench.timing import Timing, argument_sets, copy_rate, host_time, median_time
 
-__all__ = ["argument_sets", "copy_rate", "host_time", "median_time"]
+__all__ = ["Timing", "argument_sets", "copy_rate", "host_time", "median_time"]
