@@ -28,7 +28,7 @@ from typing import Any
 
 import cuda.tile as ct
 import torch
-from peers import peers_of
+from peers import REFUSALS, peers_of
 from timing import argument_sets, copy_rate, host_time, median_time
 
 from tilegym_fx import inventory
@@ -240,7 +240,7 @@ def peer_time(case: Case, name: str, peer: Callable[..., Any], reference: Callab
         if error < ALLOWED:
             return timed(peer)
         why = f"relative error {error:.2e}"
-    except Exception as problem:  # whatever another library raises is its answer
+    except REFUSALS as problem:
         why = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0][:120]}"
     print(f"    {name} is left out of {case.op} {case.label}: {why}", flush=True)
     return None

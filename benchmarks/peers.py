@@ -9,7 +9,24 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+import cuda.tile as ct
+
+from tilegym_fx.export import MODEL_ERRORS
+
 Run = Callable[..., Any]
+
+
+def _of_triton() -> tuple[type[Exception], ...]:
+    """What Triton raises for a kernel that does not compile or fit; nothing where it is not installed."""
+    if find_spec("triton") is None:
+        return ()
+    from triton.errors import TritonError
+
+    return (TritonError,)
+
+
+#: What a kernel of another library may answer to a case.
+REFUSALS: tuple[type[Exception], ...] = (*MODEL_ERRORS, ct.TileError, *_of_triton())
 
 
 def peers_of(op: str) -> dict[str, Run]:
