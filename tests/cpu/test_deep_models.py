@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -67,6 +68,11 @@ DEEP: dict[str, Callable[[], Any]] = {
 }
 
 
+def unnumbered(lines: Iterable[str]) -> list[str]:
+    """Reasons without the numbers of nodes and layers in them."""
+    return [re.sub(r"(?<=[_.])\d+", "", line) for line in lines]
+
+
 @pytest.mark.parametrize("name", DEEP)
 def test_the_first_layers_tell_of_all(name: str) -> None:
     model = DEEP[name]()
@@ -75,7 +81,7 @@ def test_the_first_layers_tell_of_all(name: str) -> None:
     assert (expected.copied, expected.whole) == (0, "asked for")
     assert made.text == whole.text
     assert found.counts() == expected.counts()
-    assert found.misses() == expected.misses()
+    assert unnumbered(found.misses()) == unnumbered(expected.misses())
     assert found.in_both_forms == expected.in_both_forms
     for forms in ("estimates", "graph_form"):
         for call, estimate in getattr(found, forms).items():
