@@ -1,0 +1,82 @@
+"""The benchmark of decode attention, without a GPU: its dry run, and a measurement on stand-ins."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from repository import ROOT
+
+SMALL = ("--only", "llama-8b", "qwen3-8b", "gemma-3-4b", "--batches", "1", "--contexts", "512")
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("bench_decode_attention")
+
+
+def test_a_dry_run_goes_through_every_form(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([*SMALL, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len({line[:59] for line in lines}) == len(lines)
+    assert sum("attention_combine_kernel" in line for line in lines) > 5
+    assert all(("once" in line[:59]) == ("once_kernel" in line) for line in lines)
+
+
+def test_models_with_equal_heads_are_measured_once(bench: Any) -> None:
+    found = list(bench.cases(["llama-8b", "gemma-3-4b", "qwen3-8b"], [1], [2048, 8192]))
+    assert [str(case) for case in found] == [
+        "llama-8b qwen3-8b 1x2048", "llama-8b qwen3-8b 1x8192", "gemma-3-4b 1x2048", "gemma-3-4b 1x8192",
+    ]  # fmt: skip
+
+
+def test_both_forms_get_the_same_number_of_blocks(bench: Any) -> None:
+    (case,) = bench.cases(["llama-8b"], [8], [2048])
+    found = bench.tilings(case, 132)
+    for label, tiling in found.items():
+        if not label.endswith("once"):
+            other = found[f"{label} once"]
+            assert (tiling.once, other.once) == (False, True)
+            assert (tiling.shares, tiling.keys, tiling.occupancy) == (other.shares, other.keys, other.occupancy)
+
+
+@pytest.fixture
+def small(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A case, and the benchmark as it goes on a GPU, on stand-ins for what only a GPU has."""
+    case = bench.Case("small", (4, 2, 64), 1, 200)
+    monkeypatch.setattr(bench, "argument_sets", lambda make: [case.make("cpu"), case.make("cpu")])
+    monkeypatch.setattr(bench, "median_time", lambda calls: SimpleNamespace(microseconds=float(len(calls))))
+    monkeypatch.setattr(bench, "replays_that_differ", lambda run, arguments: 0)
+    return case
+
+
+def test_what_is_measured_names_the_best_of_each_form(
+    bench: Any, small: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = bench.measure(small)
+    assert set(row["microseconds"]) == set(bench.tilings(small, 132))
+    assert "best of two launches 2.0 us" in capsys.readouterr().out
+
+
+def test_a_wrong_result_is_not_timed(bench: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = bench.attend
+    monkeypatch.setattr(bench, "attend", lambda tiling, *values: right(tiling, *values) * (1.1 if tiling.once else 1))
+    with pytest.raises(SystemExit, match=r"rule once: relative error 1.0.e-01"):
+        bench.measure(small)
+
+
+def test_replays_that_differ_are_not_timed(bench: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "replays_that_differ", lambda run, arguments: 3)
+    with pytest.raises(SystemExit, match=r"3 of 50 replays differ"):
+        bench.measure(small)
+
+
+def test_the_reference_sees_what_is_filled_alone(bench: Any, small: Any) -> None:
+    q, k, v, mask = small.make("cpu")
+    expected = bench.exact(small, q, k, v, mask)
+    k[:, :, small.filled :] = torch.nan
+    assert torch.equal(bench.exact(small, q, k, v, mask), expected)
