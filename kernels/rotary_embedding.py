@@ -73,7 +73,8 @@ def product(x, factor, dtype):
     return ct.astype(ct.astype(ct.astype(x, ct.float32) * ct.astype(factor, ct.float32), dtype), ct.float32)
 
 
-def rotate(x, cos, sin, out, batch, group, position, half, shape, whole, dtype):
+def turned(x, cos, sin, batch, group, position, half, shape, whole, dtype):
+    """Both halves of the block's heads, rotated."""
     low = heads_tile(x.slice(3, 0, half), batch, group, position, shape, whole)
     high = heads_tile(x.slice(3, half, 2 * half), batch, group, position, shape, whole)
     cos_low = angle_tile(cos.slice(2, 0, half), batch, position, shape, whole)
@@ -82,6 +83,11 @@ def rotate(x, cos, sin, out, batch, group, position, half, shape, whole, dtype):
     sin_high = angle_tile(sin.slice(2, half, 2 * half), batch, position, shape, whole)
     first = product(low, cos_low, dtype) - product(high, sin_low, dtype)
     second = product(high, cos_high, dtype) + product(low, sin_high, dtype)
+    return first, second
+
+
+def rotate(x, cos, sin, out, batch, group, position, half, shape, whole, dtype):
+    first, second = turned(x, cos, sin, batch, group, position, half, shape, whole, dtype)
     put(out.slice(3, 0, half), batch, group, position, first, whole)
     put(out.slice(3, half, 2 * half), batch, group, position, second, whole)
 

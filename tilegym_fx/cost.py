@@ -133,7 +133,7 @@ def region_seconds(inputs: Iterable[Any], outputs: Iterable[Node], nodes: Collec
         root = _viewed(source, distinct)
         of_input[root] = of_input.get(root, 0.0) + size
     moved = sum(min(of_input.get(node, math.inf), _bytes(_value(node))) for node in distinct)
-    moved += sum(_bytes(_value(node)) for node in dict.fromkeys(outputs))
+    moved += sum(map(_written_bytes, dict.fromkeys(outputs)))
     return _kernel_seconds(moved, sum(_arithmetic_seconds(node, device) for node in nodes), device)
 
 
@@ -245,12 +245,20 @@ def _bytes(value: Any) -> float:
     return 0.0
 
 
+def _written_bytes(node: Node) -> float:
+    """What a kernel writes: its result, or what it puts into an existing tensor."""
+    written = _op(node.target).written if node.op == "call_function" else None
+    return _bytes(_value(node) if written is None else _value(node.args[written]))
+
+
 def _reads(node: Node) -> Iterator[tuple[Node, float]]:
     """Each tensor that a kernel reads, with how many bytes of it."""
     op = _op(node.target)
     for i, source in enumerate(node.all_input_nodes):
         size = _bytes(_value(source))
-        if i == 0 and op.reads_rows:
+        if i == 0 and op.written is not None:
+            size = 0.0
+        elif i == 0 and op.reads_rows:
             size = min(size, _bytes(_value(node)))
         elif i == 1 and op.grouped:
             size *= _share_of_experts(node)

@@ -23,6 +23,8 @@ COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 #: Arguments that choose an implementation, not a value.
 _IRRELEVANT = {"cudnn_enable", "cudnn_enabled", "pin_memory"}
 _CONSTANTS = {aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default}
+#: Operations that write into their first operand -> what they are but for that.
+IN_PLACE: dict[Any, Any] = {aten.index_copy_.default: aten.index_copy.default}
 #: Operations whose results others may read too: beside a kernel they cost little or nothing.
 SHAREABLE = frozenset({*view_nodes(), CAST, *_CONSTANTS})
 _BY_SHAPE: dict[Any, str] = {**dict.fromkeys(RESHAPES, "reshape"), aten.expand.default: "expand"}
@@ -64,7 +66,7 @@ def facts_of(node: Node) -> Facts:
     for place, value in _arguments(node):
         _collect(place, value, operands, literals)
     commutes = node.target in COMMUTATIVE and len(operands) == 2 and all(v == 1 for _, v in literals)
-    return Facts(node.target, tuple(operands), tuple(literals), commutes)
+    return Facts(IN_PLACE.get(node.target, node.target), tuple(operands), tuple(literals), commutes)
 
 
 def _arguments(node: Node) -> Iterator[tuple[str, Any]]:
@@ -102,7 +104,7 @@ def _collect(place: str, value: Any, operands: list[Node], literals: list[tuple[
 
 def operations_of(graph: Graph) -> frozenset[Any]:
     """The operations of a normalised graph that views and casts are not: what a kernel could be for."""
-    calls = (node.target for node in graph.nodes if node.op == "call_function")
+    calls = (IN_PLACE.get(node.target, node.target) for node in graph.nodes if node.op == "call_function")
     return frozenset(target for target in calls if target not in SHAREABLE)
 
 

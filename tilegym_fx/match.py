@@ -24,6 +24,7 @@ from .normalize.aliasing import Writes
 from .normalize.edit import shape_key, switches_mode
 from .pattern import OPEN, Captured, Form, Pattern, specialize
 from .results import Match, MatchKind, Rejection, Site
+from .writing import why_not_written, written_results
 
 if TYPE_CHECKING:
     from .schema import Definition
@@ -364,12 +365,13 @@ class Matcher:
         scalars = {k: v.node if isinstance(v, Symbol) else v for k, v in search.scalars.items()} | dict(pattern.fixed)
         inputs = {p: by_name[p] if p in by_name else scalars[p] for p in pattern.parameters}
         _require_outside(inputs, nodes)
-        _require_unwritten(region, by_name.values(), outputs, index)
+        _require_unwritten(region, inputs, outputs, index)
         values = {k: v.meta["val"] if isinstance(v, Node) else v for k, v in inputs.items()}
         _require_one_device(values, region)
         form = self._proven_form(pattern, inputs, values, outputs, index)
         kind = _kind(self._definitions[pattern.definition], values)
-        return Match(pattern.definition, form.name, kind, inputs, outputs, nodes, tuple(shared), site)
+        written = written_results(inputs, outputs)
+        return Match(pattern.definition, form.name, kind, inputs, outputs, nodes, tuple(shared), site, written)
 
     def _proven_form(
         self,
@@ -534,21 +536,27 @@ def _require_outside(inputs: Mapping[str, Any], nodes: Sequence[Node]) -> None:
 
 
 def _require_unwritten(
-    region: Sequence[Node], inputs: Iterable[Node], outputs: Sequence[Node], index: GraphIndex
+    region: Sequence[Node], inputs: Mapping[str, Any], outputs: Sequence[Node], index: GraphIndex
 ) -> None:
-    """Nothing that the region reads or computes may be written in place while it is computed.
+    """Nothing that the region reads or computes may be written in place while it is computed, but for its own results.
 
     An output may be written later if its memory is its own, as that of the kernel's output will be.
     """
     writes = index.writes
     if not writes:
         return
+    if (reason := why_not_written(region, inputs, outputs, writes)) is not None:
+        raise _Mismatch(reason[0], [reason[1]])
     first, last = region[0], region[-1]
-    for value in {*inputs, *region}:
+    results = {outputs[i] for i in written_results(inputs, outputs)}
+    own_writes = results | {node.args[0] for node in results}
+    for value in {*(v for v in inputs.values() if isinstance(v, Node)), *region} - own_writes:
         if writes.touched(value) and writes.epoch(value, first) != writes.epoch(value, last):
             raise _Mismatch(_say("{} is written in place inside the region", value), [value])
     own = Counter(root for output in outputs for root in writes.roots(output))
-    for output in filter(writes.touched, outputs):
+    for output in outputs:
+        if output in results or not writes.touched(output):
+            continue
         if any(root not in region or own[root] > 1 for root in writes.roots(output)):
             raise _Mismatch(_say("{} shares memory that is written in place", output), [output])
 

@@ -78,6 +78,7 @@ class Match:
         nodes: Every node that the replacement makes redundant, in graph order (outputs included).
         shared: Nodes that the pattern covers but that stay, as others read them too (views and casts only).
         site: Where the anchor node comes from.
+        written: Place of an output -> the input over which the author's code writes it.
     """
 
     definition: str
@@ -88,6 +89,7 @@ class Match:
     nodes: tuple[Node, ...]
     shared: tuple[Node, ...] = ()
     site: Site = field(default_factory=Site)
+    written: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

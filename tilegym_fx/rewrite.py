@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import networkx as nx
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from . import ops
@@ -51,24 +52,39 @@ def _replace(graph: Graph, match: Match, order: dict[Node, float], now: dict[Nod
     last = match.nodes[-1]
     arguments = tuple(now.get(v, v) if isinstance(v, Node) else v for v in match.inputs.values())
     with graph.inserting_after(last):
-        call = graph.call_function(ops.overload(match.definition), arguments)
-    values = tuple(n.meta["val"] for n in match.outputs)
-    call.meta = _meta(match.outputs[0], match, values if len(values) > 1 else values[0])
+        call = graph.call_function(_op_of(match), arguments)
+    outputs = [node for i, node in enumerate(match.outputs) if i not in match.written]
+    values = tuple(n.meta["val"] for n in outputs)
+    call.meta = _meta(match.outputs[0], match, values[0] if len(values) == 1 else values or None)
     order[call] = order[last]
-    results = [call] if len(match.outputs) == 1 else _items(graph, call, match, order)
-    for old, new in zip(match.outputs, results, strict=True):
+    results = [call] if len(outputs) == 1 else _items(graph, call, match, outputs, order)
+    for old, new in zip(outputs, results, strict=True):
         new.meta["origins"] = old.meta.get("origins", ())
+    stands_for = {**dict(zip(outputs, results, strict=True)), **_memory(match, arguments)}
+    for old, new in stands_for.items():
         old.replace_all_uses_with(new)
     for node in reversed(match.nodes):
         if node.users:
             raise RewriteError(f"{node.name} of {match.definition} is still read by {next(iter(node.users)).name}")
         graph.erase_node(node)
-    return dict(zip(match.outputs, results, strict=True))
+    return stands_for
 
 
-def _items(graph: Graph, call: Node, match: Match, order: dict[Node, float]) -> list[Node]:
+def _memory(match: Match, arguments: Sequence[object]) -> dict[Node, Node]:
+    """The outputs that are written over inputs, and these inputs."""
+    given = dict(zip(match.inputs, arguments, strict=True))
+    pairs = ((match.outputs[i], given[name]) for i, name in match.written.items())
+    return {output: value for output, value in pairs if isinstance(value, Node)}
+
+
+def _op_of(match: Match) -> OpOverload:
+    """The op that gives all results, or the one that writes some of them where the author's code did."""
+    return ops.writing_overload(match.definition, match.written) if match.written else ops.overload(match.definition)
+
+
+def _items(graph: Graph, call: Node, match: Match, outputs: Sequence[Node], order: dict[Node, float]) -> list[Node]:
     items: list[Node] = []
-    for i, old in enumerate(match.outputs):
+    for i, old in enumerate(outputs):
         with graph.inserting_after(items[-1] if items else call):
             item = graph.call_function(operator.getitem, (call, i))
         item.meta = _meta(old, match, old.meta["val"])

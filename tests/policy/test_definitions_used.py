@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from static_steps import step_on_a_static_cache
 
 from tilegym_fx.cost import get_device
 from tilegym_fx.export import build, export_phase, site_of
@@ -40,7 +41,11 @@ def types_by_definition() -> dict[str, set[str]]:
 USED = types_by_definition()
 
 
-@pytest.mark.parametrize("name", sorted(set(KERNELS) - set(NOT_BY_DEFAULT)))
+#: Definitions that no export of a growing cache has -> model types that have it where the cache is static.
+WITH_A_STATIC_CACHE = {"rotary_cache_write": ("llama", "qwen3")}
+
+
+@pytest.mark.parametrize("name", sorted(set(KERNELS) - set(NOT_BY_DEFAULT) - set(WITH_A_STATIC_CACHE)))
 def test_two_model_types_or_a_shipped_model_use_it(name: str) -> None:
     types = USED[name]
     assert len(types) >= 2 or types & SHIPPED, f"{name} is chosen for {sorted(types) or 'no model type'}"
@@ -53,6 +58,14 @@ def test_another_configuration_of_any_model_uses_it(name: str) -> None:
     graph = export_phase(model, "prefill", 1, 32).graph_module.graph
     outcome = find(graph, load(), Policy(get_device("h200"), KERNELS), site_of)
     assert name in {planned.match.definition for planned in outcome.chosen}
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"), [(name, kind) for name, kinds in WITH_A_STATIC_CACHE.items() for kind in kinds]
+)
+def test_a_static_cache_uses_it(name: str, model_type: str) -> None:
+    outcome = step_on_a_static_cache(model_type, layers=2, only=(name,))
+    assert outcome.counts() == {name: 2}
 
 
 def test_the_coverage_data_speak_of_this_inventory() -> None:

@@ -431,6 +431,19 @@ def _linear_add(r: Rounding, name: str, input: Any, weight: Any, residual: Any) 
     return ((out, 1.01 * tolerance + r.relative * out.abs() + r.step),)
 
 
+@exact("rotary_cache_write")
+def _rotary_cache_write(
+    r: Rounding, name: str, q: Any, k: Any, v: Any, cos: Any, sin: Any, keys: Any, values: Any, positions: Any
+) -> Any:
+    turned, new = _rotary(r, name, q, k, cos, sin)
+    exactly = (v, torch.full_like(v, r.step))
+    caches = ((keys, new), (values, exactly))
+    return turned, *(
+        (cache.index_copy(2, positions, rows), torch.full_like(cache, r.step).index_copy(2, positions, tolerance))
+        for cache, (rows, tolerance) in caches
+    )
+
+
 @exact("cache_append")
 def _cache_append(r: Rounding, name: str, cache: Any, new: Any) -> Any:
     value = torch.cat((cache, new), dim=-2)

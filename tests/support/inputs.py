@@ -118,6 +118,9 @@ def make_inputs(
         if key == "order":
             inputs[key] = torch.randperm(shape[0], generator=random)
             continue
+        if key == "positions" and "keys" in definition.inputs:  # of a cache
+            inputs[key] = torch.randperm(axes["T"], generator=random)[: shape[0]]
+            continue
         if spec.dtype in ("int64", "int32"):
             high = axes[INDEXED[key]]
             inputs[key] = torch.randint(0, max(high, 1), shape, generator=random).to(getattr(torch, spec.dtype))

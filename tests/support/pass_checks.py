@@ -148,7 +148,8 @@ def guards_of(graph_module: GraphModule) -> list[str]:
 def _rewrite_and_count(graph_module: GraphModule, outcome: Outcome, left: int | None) -> None:
     before = _calls(graph_module)
     shared = {node for p in outcome.chosen for node in p.match.shared}
-    added = sum(1 if len(p.match.outputs) == 1 else 1 + len(p.match.outputs) for p in outcome.chosen)
+    results = [len(p.match.outputs) - len(p.match.written) for p in outcome.chosen]
+    added = sum(1 if count == 1 else 1 + count for count in results)
     assert rewrite(graph_module.graph, outcome.plan) == len(outcome.chosen)
     graph_module.recompile()
     unread = shared - set(graph_module.graph.nodes)

@@ -22,6 +22,8 @@ from .place import place
 from .regions import Names
 from .write import Header, write
 
+_WRITES = "its results are written over its inputs, which is for graph form alone"
+
 __all__ = ["Alike", "EmitResult", "Emitter", "Header", "Refusal", "Written", "emit", "why_not"]
 
 
@@ -178,6 +180,8 @@ class Emitter:
 
 def _placed(match: Match, provenance: Provenance) -> Replacement:
     """The replacement for a Match; looked for once, as planning asks first and emit then writes."""
+    if match.written:
+        raise Refusal(_WRITES)
     cache: dict[int, tuple[Match, Replacement | Refusal]] = provenance.__dict__.setdefault("_placed", {})
     if id(match) not in cache:
         try:

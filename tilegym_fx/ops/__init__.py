@@ -11,6 +11,7 @@ Which implementation runs can be chosen, for all calls or for one::
 
     backends   the choice, and implementations of third parties
     op         the implementations behind one op
+    in_place   ops that write results over inputs
     registry   ops made of Definitions
     call       what ``tilegym_fx.ops.<name>`` is
     lowering   what inductor makes of them
@@ -34,7 +35,7 @@ from .backends import (
 from .call import NamedOp
 from .lowering import lower_as_calls
 from .op import fallbacks, runs_on
-from .registry import names, overload, register, schema_of
+from .registry import names, overload, register, schema_of, writing_overload
 
 __all__ = [
     "NoImplementationError",
@@ -53,6 +54,7 @@ __all__ = [
     "tell_of_references",
     "usual_device",
     "what_runs",
+    "writing_overload",
 ]
 
 

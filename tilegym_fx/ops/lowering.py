@@ -7,7 +7,7 @@ the end of a deep model, as the head's norm does, that text doubles with every l
 
 from __future__ import annotations
 
-from .registry import names, overload
+from .registry import overloads
 
 
 def lower_as_calls() -> None:
@@ -15,6 +15,6 @@ def lower_as_calls() -> None:
     from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
     from torch._library.utils import get_layout_constraint_tag
 
-    for op in map(overload, names()):
+    for op in overloads():
         if op not in lowerings:
             make_fallback(op, layout_constraint=tag_to_layout_constraint(get_layout_constraint_tag(op)), warn=False)

@@ -35,12 +35,12 @@ class Op:
 
     def __init__(self, definition: Definition, inventory: Inventory):
         self.name = definition.name
-        self._inventory = inventory
+        self.inventory = inventory
         self._kernels: dict[tuple[int, int] | None, Callable[..., Any] | None] = {}
 
     def reference(self, *args: Any) -> Any:
         """The Definition's reference with contiguous outputs."""
-        return _contiguous(self._inventory.reference(self.name)(*args))
+        return _contiguous(self.inventory.reference(self.name)(*args))
 
     def cpu(self, *args: Any) -> Any:
         """A call on CPU tensors."""
@@ -74,7 +74,7 @@ class Op:
     def _demanded(self, backend: str, args: tuple[Any, ...]) -> Any:
         function = registered(self.name, backend)
         if function is not None:
-            return _contiguous(function(*args))
+            return self._of_others(function, args)
         if backend == "torch":
             return self.reference(*args)
         device = next(a.device for a in args if isinstance(a, torch.Tensor))
@@ -83,6 +83,10 @@ class Op:
         if backend == "cutile":
             return self._on_gpu(device, args)
         raise NoImplementationError.of(self.name, backend)
+
+    def _of_others(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """What a third party's implementation gives."""
+        return _contiguous(function(*args))
 
     def _on_gpu(self, device: torch.device, args: tuple[Any, ...]) -> Any:
         if device.type != "cuda":
@@ -97,21 +101,28 @@ class Op:
         kernel = self._kernel_for(None)
         if kernel is None:
             raise NoImplementationError.of(self.name, "interpret", "it has no Solution")
-        result = kernel(*tree_map_only(torch.Tensor, lambda t: t.cpu(), args))
-        return tree_map_only(torch.Tensor, lambda t: t.to(device), result)
+        return self._on_copies(kernel, tree_map_only(torch.Tensor, lambda t: t.cpu(), args), device, args)
+
+    def _on_copies(self, kernel: Callable[..., Any], copies: tuple[Any, ...], device: torch.device,
+                   args: tuple[Any, ...]) -> Any:  # fmt: skip
+        """Run a kernel on CPU tensors in place of the arguments, which are on a device."""
+        return tree_map_only(torch.Tensor, lambda t: t.to(device), kernel(*copies))
 
     def _kernel_for(self, capability: tuple[int, int] | None) -> Callable[..., Any] | None:
         """The entry point of the first Solution for a device, or of the first of all."""
         if capability not in self._kernels:
             self._kernels[capability] = next(
                 (
-                    self._inventory.entry_point(solution.name)
-                    for solution in self._inventory.solutions_for(self.name)
+                    self._implementation(solution.name)
+                    for solution in self.inventory.solutions_for(self.name)
                     if capability is None or runs_on(solution.spec.target_hardware, capability)
                 ),
                 None,
             )
         return self._kernels[capability]
+
+    def _implementation(self, solution: str) -> Callable[..., Any]:
+        return self.inventory.entry_point(solution)
 
     def _fall_back(self, reason: str, args: tuple[Any, ...]) -> Any:
         if not _fallbacks[self.name, reason]:

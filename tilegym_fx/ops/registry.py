@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from torch.library import Library, register_autograd, register_fake
 from tilegym_fx.errors import KernelError, UnknownNameError, did_you_mean
 
 from .gradient import Gradient
+from .in_place import InPlaceOp
 from .op import Op
 
 if TYPE_CHECKING:
@@ -20,17 +22,24 @@ _NAMESPACE = "tilegym_fx"
 _library = Library(_NAMESPACE, "FRAGMENT")
 _SCALARS = {"float": "float", "int": "int", "bool": "bool"}
 _ops: dict[str, Op] = {}
+_writing: dict[str, InPlaceOp] = {}
 
 
-def schema_of(definition: Definition) -> str:
-    """The op's schema string: tensors and Python scalars in the Definition's order."""
+def schema_of(definition: Definition, written: Collection[str] = ()) -> str:
+    """The op's schema string: tensors and Python scalars in the Definition's order.
+
+    Args:
+        definition: Whose op.
+        written: The inputs over which results are written, for the op that does so.
+    """
     parameters = []
     for name, spec in definition.inputs.items():
         kind = "Tensor" if spec.shape is not None else _SCALARS[_scalar_kind(spec.dtype)]
-        parameters.append(f"{kind} {name}")
-    results = ["Tensor"] * len(definition.outputs)
+        mark = f"({chr(ord('a') + list(written).index(name))}!)" if name in written else ""
+        parameters.append(f"{kind}{mark} {name}")
+    results = ["Tensor"] * (len(definition.outputs) - len(written))
     returns = results[0] if len(results) == 1 else f"({', '.join(results)})"
-    return f"{definition.name}({', '.join(parameters)}) -> {returns}"
+    return f"{definition.name}{'_' if written else ''}({', '.join(parameters)}) -> {returns}"
 
 
 def _scalar_kind(dtype: str) -> str:
@@ -66,6 +75,32 @@ def overload(name: str) -> torch._ops.OpOverload:
         raise KernelError(f"there is no op {name!r}", advice=advice)
     found: torch._ops.OpOverload = getattr(torch.ops.tilegym_fx, name).default
     return found
+
+
+def writing_overload(name: str, written: Mapping[int, str]) -> torch._ops.OpOverload:
+    """``torch.ops.tilegym_fx.<name>_.default``, which writes some results over inputs and returns the others.
+
+    Args:
+        name: Of the Definition.
+        written: Place of an output -> the input over which it is written; the same at every call.
+    """
+    overload(name)
+    if name not in _writing:
+        inventory = _ops[name].inventory
+        op = InPlaceOp(inventory.definitions[name], inventory, written)
+        full = f"{_NAMESPACE}::{name}_"
+        _library.define(schema_of(inventory.definitions[name], tuple(written.values())), tags=torch.Tag.flexible_layout)
+        _library.impl(f"{name}_", op.cpu, "CPU")
+        _library.impl(f"{name}_", op.cuda, "CUDA")
+        _library.impl(f"{name}_", op.autograd, "Autograd")
+        register_fake(full, op.fake, lib=_library)
+        _writing[name] = op
+    return _writing[name].overload
+
+
+def overloads() -> tuple[torch._ops.OpOverload, ...]:
+    """The ops that exist now, those that write among them."""
+    return (*map(overload, _ops), *(op.overload for op in _writing.values()))
 
 
 def names() -> tuple[str, ...]:
