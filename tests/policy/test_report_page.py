@@ -32,6 +32,7 @@ REPORT = Report(
     graph_form={"prefill": Estimate((), 1.0)},
     device="h200",
     runs="kernels",
+    whole="layers.0 and layers.1, which are alike, are written in different ways",
 )
 OUTCOME = Outcome(
     Plan(tuple(PlannedMatch(m, None, 1.0, 1.0) for m in MATCHES), REJECTIONS), 9, device="h200", runs="kernels"
