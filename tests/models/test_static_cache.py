@@ -51,6 +51,19 @@ def test_every_layer_has_it(model_type: str, rows: int) -> None:
     assert report.counts() == {NAME: LAYERS}
 
 
+@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3"])
+def test_a_norm_before_the_rotation_leaves_the_update_to_a_kernel_of_its_own(model_type: str) -> None:
+    fresh_compiler()
+    model = tiny(model_type, LAYERS)
+    names = (*WITH_IT, "cache_write")
+    step = torch.compile(model, backend="tilegym_fx", options={"inner": "eager", "only": names})
+    assert_same_steps(model, step)
+    report = last_report()
+    assert report is not None
+    assert report.counts()["cache_write"] == LAYERS
+    assert NAME not in report.counts()
+
+
 def test_beside_all_others_it_takes_the_place_of_the_rotary_embedding() -> None:
     fresh_compiler()
     model = tiny("llama", LAYERS)

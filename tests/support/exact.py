@@ -444,6 +444,12 @@ def _rotary_cache_write(
     )
 
 
+@exact("cache_write")
+def _cache_write(r: Rounding, name: str, k: Any, v: Any, keys: Any, values: Any, positions: Any) -> Any:
+    caches = ((keys, k), (values, v))
+    return tuple((cache.index_copy(2, positions, new), torch.full_like(cache, r.step)) for cache, new in caches)
+
+
 @exact("cache_append")
 def _cache_append(r: Rounding, name: str, cache: Any, new: Any) -> Any:
     value = torch.cat((cache, new), dim=-2)
