@@ -29,31 +29,26 @@ class ShortList:
     """A list of layers of which a capture sees only the first.
 
     Attributes:
-        path: Of the list, from the model.
-        layers: All of them.
+        held: The list itself.
+        layers: All of its layers, by their paths from the model.
         kinds: What kind of layer each is, as the place of the first of it.
         seen: How many a capture sees.
     """
 
-    path: str
-    layers: nn.ModuleList | nn.Sequential
+    held: nn.ModuleList | nn.Sequential
+    layers: Mapping[str, nn.Module]
     kinds: tuple[int, ...]
     seen: int
 
     @cached_property
-    def members(self) -> Mapping[int, Sequence[int]]:
-        """The places of each kind."""
-        found: dict[int, list[int]] = defaultdict(list)
-        for place, kind in enumerate(self.kinds):
-            found[kind].append(place)
-        return found
-
-    @property
-    def standing(self) -> Iterator[tuple[int, Sequence[int]]]:
-        """A layer that is seen, and those that it stands for."""
-        for places in self.members.values():
-            if unseen := [place for place in places if place >= self.seen]:
-                yield places[1], unseen
+    def stands_for(self) -> Mapping[str, tuple[str, ...]]:
+        """Path of a layer that is seen -> the paths of those of its kind that are not."""
+        members: dict[int, list[str]] = defaultdict(list)
+        for path, kind in zip(self.layers, self.kinds, strict=True):
+            members[kind].append(path)
+        unseen = set(list(self.layers)[self.seen :])
+        found = {paths[1]: tuple(path for path in paths if path in unseen) for paths in members.values() if paths[1:]}
+        return {path: others for path, others in found.items() if others}
 
 
 @dataclass(frozen=True)
@@ -68,17 +63,18 @@ class Copies:
     model: nn.Module
     lists: tuple[ShortList, ...] = ()
 
+    @classmethod
+    def in_model(cls, model: nn.Module) -> Copies:
+        """Those of the outermost lists that can be seen in part."""
+        return cls(model, tuple(_short_lists(model, "", _homes(model))))
+
     def __bool__(self) -> bool:
         return bool(self.lists)
 
     @cached_property
     def of_layer(self) -> Mapping[str, tuple[str, ...]]:
         """Path of a layer -> the paths of those that it stands for."""
-        return {
-            f"{short.path}.{place}": tuple(f"{short.path}.{other}" for other in others)
-            for short in self.lists
-            for place, others in short.standing
-        }
+        return {path: others for short in self.lists for path, others in short.stands_for.items()}
 
     def of(self, path: str) -> tuple[str, ...]:
         """The paths that one path stands for, in other layers."""
@@ -89,49 +85,54 @@ class Copies:
             end = path.rfind(".", 0, end)
         return ()
 
-    @cached_property
-    def alike(self) -> tuple[tuple[str, ...], ...]:
-        """Paths of the layers of one kind that a capture sees, for each kind that stands for others."""
-        return tuple(
-            tuple(f"{short.path}.{place}" for place in short.members[short.kinds[standing]] if place < short.seen)
-            for short in self.lists
-            for standing, _ in short.standing
-        )
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """The lists hold only their first layers meanwhile, whoever else holds the lists."""
+        whole = [short.held._modules for short in self.lists]
+        try:
+            for short in self.lists:
+                short.held._modules = dict(list(short.held._modules.items())[: short.seen])
+            yield
+        finally:
+            for short, modules in zip(self.lists, whole, strict=True):
+                short.held._modules = modules
 
 
-@contextmanager
-def first_layers(model: nn.Module) -> Iterator[Copies]:
-    """The lists of a model hold only their first layers meanwhile. Gives which layers stand for the others."""
-    copies = Copies(model, tuple(_short_lists(model, "")))
-    owners = [(model.get_submodule(s.path.rpartition(".")[0]), s.path.rpartition(".")[2], s) for s in copies.lists]
-    try:
-        for owner, name, short in owners:
-            setattr(owner, name, short.layers[: short.seen])
-        yield copies
-    finally:
-        for owner, name, short in owners:
-            setattr(owner, name, short.layers)
+def _homes(model: nn.Module) -> Mapping[int, Sequence[str]]:
+    """Every path at which a model holds each of its modules, by the module's identity."""
+    homes: dict[int, list[str]] = defaultdict(list)
+    for path, module in model.named_modules(remove_duplicate=False):
+        homes[id(module)].append(path)
+    return homes
 
 
-def _short_lists(module: nn.Module, path: str) -> Iterator[ShortList]:
+def _short_lists(module: nn.Module, path: str, homes: Mapping[int, Sequence[str]]) -> Iterator[ShortList]:
     """The outermost lists below a module that can be seen in part."""
     for name, child in module.named_children():
         here = f"{path}.{name}" if path else name
-        short = _shortened(child, here) if type(child) in _LISTS else None
+        short = _shortened(child, here, homes) if type(child) in _LISTS else None
         if short is not None:
             yield short
         else:
-            yield from _short_lists(child, here)
+            yield from _short_lists(child, here, homes)
 
 
-def _shortened(layers: Any, path: str) -> ShortList | None:
-    if len(set(layers)) < len(layers):
-        return None  # a layer that is called twice is one place for both calls
-    kinds = _kinds(list(layers))
+def _shortened(held: Any, path: str, homes: Mapping[int, Sequence[str]]) -> ShortList | None:
+    layers = {f"{path}.{name}": layer for name, layer in held._modules.items()}
+    if not all(_is_only_in(at, layer, homes) for at, layer in layers.items()):
+        return None
+    kinds = _kinds(list(layers.values()))
     seconds = [place for place, kind in enumerate(kinds) if kinds[:place].count(kind) == 1]
     alone = [place for place, kind in enumerate(kinds) if kinds.count(kind) == 1]
     seen = max([*seconds, *alone], default=0) + 2
-    return ShortList(path, layers, tuple(kinds), seen) if seconds and seen < len(layers) else None
+    return ShortList(held, layers, tuple(kinds), seen) if seconds and seen < len(layers) else None
+
+
+def _is_only_in(path: str, layer: nn.Module | None, homes: Mapping[int, Sequence[str]]) -> bool:
+    """Whether nothing of a layer is held elsewhere too: what is called in two places is written for both at once."""
+    if layer is None:
+        return False
+    return all(f"{home}.".startswith(f"{path}.") for part in layer.modules() for home in homes[id(part)])
 
 
 def _kinds(layers: list[nn.Module]) -> list[int]:
@@ -143,13 +144,12 @@ def _kinds(layers: list[nn.Module]) -> list[int]:
 
 
 def _counting(layers: Sequence[_Described]) -> frozenset[tuple[str, str]]:
-    """The attributes in which each layer keeps its own place in the list, counted from anywhere."""
-    first = layers[0].numbers if layers else {}
-    return frozenset(
-        name
-        for name, value in first.items()
-        if all(layer.numbers.get(name) == value + place for place, layer in enumerate(layers))
-    )
+    """The attributes in which each layer that has them keeps its own place in the list, counted from anywhere."""
+    starts: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for place, layer in enumerate(layers):
+        for name, value in layer.numbers.items():
+            starts[name].append(value - place)
+    return frozenset(name for name, found in starts.items() if len(found) > 1 and len(set(found)) == 1)
 
 
 @dataclass
@@ -175,8 +175,8 @@ class _Described:
             self.parts += [(path, name, _value(held, known)) for name, held in _own(module)]
             self.numbers |= {(path, name): held for name, held in _own(module) if type(held) is int}
 
-    def key(self, without: frozenset[tuple[str, str]]) -> Hashable:
-        return tuple(part for part in self.parts if part[:2] not in without)
+    def key(self, counting: frozenset[tuple[str, str]]) -> Hashable:
+        return tuple(part[:2] if part[:2] in counting else part for part in self.parts)
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, Any]]:

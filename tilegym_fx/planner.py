@@ -7,32 +7,27 @@ stand for the others (`layers`); where that does not work out, all of them.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from .cost import Device, device_of
 from .emit import Alike, EmitResult, Emitter, Refusal, why_not
 from .errors import ExportError, UsageError
-from .export import MODEL_ERRORS, caches, phase_inputs, site_of
-from .export.phases import without_memory
-from .export.trace import describe
+from .export import phase_inputs, run_without_memory, site_of
 from .inventory import Inventory, load
-from .layers import Copies, first_layers
+from .layer_runs import unlike, watching
+from .layers import Copies
 from .live_report import Report
 from .ops import usual_device
 from .pipeline import Outcome, find
 from .plan import Policy
-from .provenance import NodeRef, Provenance, record
+from .provenance import Provenance, record
 from .results import Phase
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -119,11 +114,12 @@ class Planner:
         Raises:
             ExportError: If none can be captured.
         """
-        if not self.whole:
-            with first_layers(self.model) as self.copies:
-                if self.copies:
-                    self.whole = self._capture_first(inputs)
-            if self.copies and not self.whole:
+        if inputs is None and not is_language_model(self.model):
+            raise UsageError(f"{type(self.model).__name__} is no causal language model of transformers",
+                             advice="Pass inputs=, a sample of what it is called with")  # fmt: skip
+        if not self.whole and (copies := Copies.in_model(self.model)):
+            self.whole = self._unlike(copies, inputs) or self._capture_first(copies, inputs)
+            if not self.whole:
                 return
             self._start()
         self._capture_each(inputs)
@@ -132,45 +128,52 @@ class Planner:
         if inputs is None:
             self._capture_padded()
 
-    def _capture_first(self, inputs: Any) -> str:
-        """Captures with the first layers, which then stand for all. Gives why they cannot, or nothing."""
-        entries = self._capture_each(inputs)
-        if self.failures:
-            return "; ".join(str(error) for error in self.failures.values())
-        for group in self.copies.alike:
-            if len({str(entries[path]) for path in group}) > 1:
-                return f"{group[0]} and {group[1]}, which are alike, are not called with the same kinds of tensors"
+    def _unlike(self, copies: Copies, inputs: Any) -> str:
+        """Why the first layers cannot stand for all, by what each does in a run of the model; empty where they can."""
         try:
-            self.emitter.spread(self.copies)
-        except Refusal as refusal:
-            return str(refusal)
-        if inputs is None:
-            self._capture_padded()
-        return "; ".join(str(error) for error in self.failures.values())
+            with copies.left_out(), watching(copies) as first:
+                self._run(inputs)
+            with watching(copies) as whole:
+                self._run(inputs)
+        except ExportError as error:
+            return error.what
+        return unlike(copies, first, whole)
 
-    def _capture_each(self, inputs: Any) -> Mapping[str, list[Any]]:
-        """Captures every call. Gives what each layer that stands for others was called with, by its path."""
-        entries: dict[str, list[Any]] = defaultdict(list)
-        watched = {self.model.get_submodule(path): path for group in self.copies.alike for path in group}
+    def _run(self, inputs: Any) -> None:
+        """Runs the model with nothing computed. A cached step has its prompt run before it, so it tells of both."""
+        args, kwargs = split_inputs(inputs) if inputs is not None else ((), self._inputs("decode"))
+        run_without_memory(self.model, args, kwargs)
+
+    def _inputs(self, phase: Phase, *, padded: bool = False) -> dict[str, Any]:
+        return phase_inputs(self.model, phase, BATCH, _sample_length(self.model), padded=padded)
+
+    def _capture_first(self, copies: Copies, inputs: Any) -> str:
+        """Captures with the first layers, which then stand for all. Gives why they cannot, or nothing."""
+        self.copies = copies
+        with copies.left_out():
+            self._capture_each(inputs)
+            if not self.failures:
+                try:
+                    self.emitter.spread(copies)
+                except Refusal as refusal:
+                    return str(refusal)
+                if inputs is None:
+                    self._capture_padded()
+        return "; ".join(error.what for error in self.failures.values())
+
+    def _capture_each(self, inputs: Any) -> None:
         for name, (args, kwargs) in self._calls(inputs):
             if (found := self._capture(self.model, name, args, kwargs)) is not None:
                 self.outcomes[name] = found[0]
                 self.emitter.add(found[0].chosen, found[1])
-                for call in found[1].calls:
-                    if call.module in watched:
-                        entries[watched[call.module]].append((name, _kinds_of_tensors(found[1], call.env(0))))
-        return entries
 
     def _calls(self, inputs: Any) -> Iterator[tuple[str, Call]]:
         if inputs is not None:
             yield "call", split_inputs(inputs)
             return
-        if not is_language_model(self.model):
-            raise UsageError(f"{type(self.model).__name__} is no causal language model of transformers",
-                             advice="Pass inputs=, a sample of what it is called with")  # fmt: skip
         for phase in _PHASES:
             try:
-                yield phase, ((), phase_inputs(self.model, phase, BATCH, _sample_length(self.model)))
+                yield phase, ((), self._inputs(phase))
             except ExportError as error:
                 self.failures[phase] = error
 
@@ -192,8 +195,7 @@ class Planner:
         for phase in _PHASES if groups else ():
             name = f"padded {phase}"
             try:
-                kwargs = phase_inputs(self.model, phase, BATCH, _sample_length(self.model), padded=True)
-                calls = _calls_inside(self.model, kwargs, groups)
+                calls = _calls_inside(self.model, self._inputs(phase, padded=True), groups)
             except ExportError as error:
                 self.failures[name] = error
                 continue
@@ -205,23 +207,13 @@ class Planner:
 
     def _capture_alone(self, module: nn.Module, name: str, call: Call) -> tuple[Outcome, Provenance] | None:
         """A module whose own code is of interest, not that of its layers."""
-        with first_layers(module) as copies:
+        copies = Copies.in_model(module) if self.copies else Copies(module)
+        with copies.left_out():
             found = self._capture(module, name, *call)
         if found is None and copies:  # its code may count its layers
             self.failures.pop(name)
             found = self._capture(module, name, *call)
         return found
-
-
-def _kinds_of_tensors(provenance: Provenance, values: Any) -> Any:
-    """Nested values with shape, dtype and strides in the place of each tensor of the graph, and nothing else."""
-
-    def kind(value: Any) -> Any:
-        node = provenance.resolve(value) if isinstance(value, NodeRef) else None
-        held = node.meta.get("val") if node is not None else None
-        return (tuple(held.shape), held.dtype, held.stride()) if isinstance(held, torch.Tensor) else None
-
-    return tree_map(kind, values)
 
 
 def _calls_inside(model: nn.Module, kwargs: dict[str, Any], groups: Sequence[Alike]) -> dict[nn.Module, Call]:
@@ -237,17 +229,11 @@ def _calls_inside(model: nn.Module, kwargs: dict[str, Any], groups: Sequence[Ali
         if len(calls) == len(groups):
             raise _SeenAll
 
-    caches.register(model)
     handles = [group.module.register_forward_pre_hook(note, with_kwargs=True) for group in groups]
-    fake = detect_fake_mode(kwargs) or FakeTensorMode(allow_non_fake_inputs=True)
-    mode = nullcontext() if is_meta(model) else fake
     try:
-        with without_memory(model, mode), caches.masks_as_when_run(kwargs):
-            model(**kwargs)
+        run_without_memory(model, (), kwargs)
     except _SeenAll:
         pass
-    except MODEL_ERRORS as error:
-        raise ExportError(f"{type(model).__name__} cannot be run with padding: {describe(error)}") from error
     finally:
         for handle in handles:
             handle.remove()

@@ -161,10 +161,10 @@ class Deep(nn.Module):
     ("layer", "why_whole"),
     [
         (Layer, ""),
-        (OtherAlternately, "in different ways"),
-        (OtherLater, "in different ways"),
-        (GoesElsewhereLater, ""),
-        (Halving, "are not called with the same kinds of tensors"),
+        (OtherAlternately, "layers.4 does something else than layers.1"),
+        (OtherLater, "layers.4 does something else than layers.1"),
+        (GoesElsewhereLater, "layers.4 does something else than layers.1"),
+        (Halving, "layers.3 does something else than layers.1"),
     ],
 )
 @pytest.mark.parametrize("verify", [False, True])

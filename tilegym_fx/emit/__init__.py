@@ -167,7 +167,7 @@ class Emitter:
         """Writes what was found in a layer into those that it stands for.
 
         Raises:
-            Refusal: If layers that are alike got different texts, or what depends on one is not so in another.
+            Refusal: If what depends on one is not so in another.
         """
         self._collection.spread(copies)
 

@@ -173,12 +173,8 @@ class Collection:
         """Writes what was found in a layer into those that it stands for.
 
         Raises:
-            Refusal: If layers that are alike got different texts, or what depends on one is not so in another.
+            Refusal: If what depends on one is not so in another.
         """
-        for first, *others in copies.alike:
-            for other in others:
-                if self._texts_below(first) != self._texts_below(other):
-                    raise Refusal(f"{first} and {other}, which are alike, are written in different ways")
         for method in list(self.methods.values()):
             path = self.paths[id(method.owner.module)]
             for copy in copies.of(path):
@@ -191,15 +187,6 @@ class Collection:
             if not _holds(made, module):
                 raise Refusal(f"{path} and {copy} are alike, but what {path} depends on is not so in {copy}")
             self.add(replace(made, owner=replace(made.owner, module=module)))
-
-    def _texts_below(self, path: str) -> dict[tuple[str, str], Any]:
-        """What is written into the methods of a module and of those inside it, by their paths from there."""
-        found = {}
-        for (_, name), method in self.methods.items():
-            head, below, rest = self.paths[id(method.owner.module)].partition(path)
-            if not head and below and (not rest or rest[0] == "."):
-                found[rest, name] = _text_key(method)
-        return found
 
     def settle(self, provenance: Provenance) -> list[tuple[Placed, str]]:
         """Takes out what not every run of its statement in this capture agrees with. Gives those, with

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 
 from tilegym_fx.errors import ExportError, UnknownModelError
 from tilegym_fx.export import caches
@@ -22,6 +25,7 @@ from tilegym_fx.export.trace import (
     ExportedGraph,
     copies_as_clones,
     describe,
+    enter_transformers,
     export_module,
     unchanged,
     without_torch_errors,
@@ -217,6 +221,32 @@ def without_memory(model: nn.Module, mode: AbstractContextManager[Any]) -> Itera
         caches.code_for_tracing(),
     ):
         yield
+
+
+def run_without_memory(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Calls a model for what its calls look like, as a trace would run it. Nothing is computed.
+
+    Raises:
+        ExportError: The model does not run so.
+    """
+    with ExitStack() as stack:
+        enter_transformers(stack, model, kwargs, static=True)
+        fake = detect_fake_mode((args, kwargs)) or FakeTensorMode(allow_non_fake_inputs=True)
+        stack.enter_context(without_memory(model, nullcontext() if _is_on_meta(model) else fake))
+        try:
+            args, kwargs = tree_map(_another, (args, kwargs))
+            model(*args, **kwargs)
+        except MODEL_ERRORS as error:
+            raise ExportError(f"{type(model).__name__} cannot be run: {describe(error)}") from error
+
+
+def _another(given: Any) -> Any:
+    """The same value again, for a call that may change it."""
+    return given.clone() if isinstance(given, torch.Tensor) else copy.deepcopy(given)
+
+
+def _is_on_meta(model: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in model.parameters())
 
 
 def _after_prompt(model: nn.Module, kwargs: dict[str, Any]) -> Any:

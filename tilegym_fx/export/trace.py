@@ -102,7 +102,7 @@ def export_module(
         stack.enter_context(numbers_as_fills())
         stack.enter_context(this_thread_alone())
         stack.enter_context(without_torch_errors())
-        _enter_transformers(stack, module, inputs, static=dynamic_shapes is None)
+        enter_transformers(stack, module, inputs, static=dynamic_shapes is None)
         program = _trace(module, args, inputs, dynamic_shapes)
     traced = time.perf_counter()
     graph_module = program.graph_module
@@ -226,7 +226,7 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{where}"
 
 
-def _enter_transformers(stack: ExitStack, module: nn.Module, inputs: Mapping[str, Any], *, static: bool) -> None:
+def enter_transformers(stack: ExitStack, module: nn.Module, inputs: Mapping[str, Any], *, static: bool) -> None:
     """What only models of transformers need; modules of other people never import it."""
     if not any(type(part).__module__.startswith(_TRANSFORMERS) for part in module.modules()):
         return
