@@ -85,6 +85,16 @@ class Copies:
             end = path.rfind(".", 0, end)
         return ()
 
+    @cached_property
+    def _layers(self) -> frozenset[str]:
+        return frozenset(path for short in self.lists for path in short.layers)
+
+    def layer(self, path: str) -> str:
+        """The path of the layer, of a list that is seen in part, that a path leads into; empty where it is none."""
+        while path and path not in self._layers:
+            path = path.rpartition(".")[0]
+        return path
+
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """The lists hold only their first layers meanwhile, whoever else holds the lists."""

@@ -152,6 +152,8 @@ class Planner:
         self.copies = copies
         with copies.left_out():
             self._capture_each(inputs)
+            if why := next(filter(None, (_side_by_side(o, copies) for o in self.outcomes.values())), ""):
+                return why
             if not self.failures:
                 try:
                     self.emitter.spread(copies)
@@ -214,6 +216,18 @@ class Planner:
             self.failures.pop(name)
             found = self._capture(module, name, *call)
         return found
+
+
+def _side_by_side(outcome: Outcome, copies: Copies) -> str:
+    """A place that takes from several layers what does not depend on one another: how many such places there are does
+    not follow from the first layers. Empty where there is none."""
+    for planned in (*outcome.chosen, *(outcome.anywhere or ())):
+        layers = {node: copies.layer(site_of(node).module_path) for node in planned.match.nodes}
+        found = sorted(set(layers.values()) - {""})
+        joined = any(layers[a] != layers[node] for node in layers for a in node.all_input_nodes if a in layers)
+        if len(found) > 1 and not joined:
+            return f"{planned.match.definition} takes operations of {found[0]} and {found[1]} side by side"
+    return ""
 
 
 def _calls_inside(model: nn.Module, kwargs: dict[str, Any], groups: Sequence[Alike]) -> dict[nn.Module, Call]:

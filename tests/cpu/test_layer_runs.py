@@ -278,6 +278,43 @@ def test_views_of_what_is_there_for_each_layer_are_no_difference() -> None:
     assert not found.whole
 
 
+class Attends(nn.Module):
+    """Reads what all layers read, or its own input, with three linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        for linear in self.linears:
+            x = x * linear(memory)
+        return x
+
+
+class Attending(nn.Module):
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.own = own
+        self.layers = nn.ModuleList(Attends() for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        memory = x
+        for layer in self.layers:
+            x = layer(x, x if self.own else memory)
+        return x
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_place_that_takes_from_several_layers_side_by_side_is_looked_for_in_all(own: bool) -> None:
+    x = torch.randn(4, WIDTH)
+    model = Attending(own).eval()
+    found, expected = (plan_source_form(model, inputs=x, whole=whole)[1] for whole in ("", "asked for"))
+    assert bool(found.copied) == own
+    assert ("linear_qkv takes operations of layers." in found.whole) == (not own)
+    assert "linear_qkv" in found.graph_form["call"].counts()
+    assert found.graph_form["call"].counts() == expected.graph_form["call"].counts()
+
+
 class Box:
     def __init__(self) -> None:
         self.held = torch.ones(WIDTH)
