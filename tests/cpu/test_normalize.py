@@ -245,6 +245,14 @@ def test_addmm_is_linear_of_unflattened_rows() -> None:
         assert targets(graph) == ["transpose.int", "linear.default"]
 
 
+def test_near_miss_heads_put_together_for_a_linear_are_no_flattened_rows() -> None:
+    def code(x: Any, w: Any) -> Any:
+        return F.linear(x.flatten(-2), w).view(x.shape)
+
+    graph = normal(code, [rand(2, 3, 6), rand(18, 18)])
+    assert targets(graph) == ["reshape.default", "linear.default", "reshape.default"]
+
+
 def test_addmm_with_factors_stays() -> None:
     graph = normal(lambda b, x, w: torch.addmm(b, x, w, beta=2, alpha=0.5), [rand(6), X, SQUARE])
     assert targets(graph) == ["addmm.default"]

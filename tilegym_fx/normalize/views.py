@@ -288,7 +288,8 @@ def linear_keeps_rank(graph: Graph) -> int:
         if not isinstance(flat, Node) or flat.target is not aten.reshape.default or len(node.users) != 1:
             continue
         source, back = args_of(flat)[0], next(iter(node.users))
-        if back.target is aten.reshape.default and _same_leading(source, back):
+        rows = (source, flat), (node, back)
+        if back.target is aten.reshape.default and _same_leading(source, back) and all(_same_last(*r) for r in rows):
             value = val(back)
             new = insert(node, aten.linear.default, (source, *node.args[1:]), value, like=node)
             take_over(back, new)
@@ -300,6 +301,11 @@ def linear_keeps_rank(graph: Graph) -> int:
 def _same_leading(source: Node, back: Node) -> bool:
     a, b = val(source).shape, val(back).shape
     return len(a) == len(b) and all(same_size(x, y) for x, y in zip(a[:-1], b[:-1], strict=True))
+
+
+def _same_last(one: Node, two: Node) -> bool:
+    """Whether a reshape leaves rows whole: heads that are put together and taken apart again are no rows."""
+    return same_size(val(one).shape[-1], val(two).shape[-1])
 
 
 def view_nodes() -> set[Any]:
