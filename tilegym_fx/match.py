@@ -189,7 +189,8 @@ class _Search:
             self._note(node, lambda: f"found {_name(node)} where the pattern has {spec.facts.operation}")
             return
         if len(here.operands) != len(spec.facts.operands):
-            self._note(node, _say("{} has {} operands", node, len(here.operands)))
+            sentence = "{} reads tensors: {}, and in the pattern {}"
+            self._note(node, _say(sentence, node, len(here.operands), len(spec.facts.operands)))
             return
         captured = self._literals(node, here, spec.literals)
         excused = callable(captured)
@@ -223,10 +224,8 @@ class _Search:
         self, node: Node, here: Facts, wanted: tuple[tuple[str, Any], ...]
     ) -> dict[str, Any] | Callable[[], str]:
         """The scalars captured at this node, or the reason if a literal is another one."""
-        if len(here.literals) != len(wanted):
-            return _say("{} has arguments that the pattern's {} has not", node, here.operation)
         captured: dict[str, Any] = {}
-        for (place, value), (wanted_place, expected) in zip(here.literals, wanted, strict=True):
+        for (place, value), (wanted_place, expected) in zip(here.literals, wanted, strict=False):
             if isinstance(expected, Captured):
                 known = self.scalars.get(expected.name, value)
                 if not isinstance(value, int | float | Symbol) or known != value:
@@ -235,6 +234,8 @@ class _Search:
                     captured[expected.name] = value
             elif place != wanted_place or (expected is not OPEN and not _equal(value, expected)):
                 return _say("argument {} of {} is {}, not {}", place, node, value, expected)
+        if len(here.literals) != len(wanted):
+            return _say("{} has other arguments than the pattern's {}", node, here.operation)
         return captured
 
     def _note(self, node: Node, why: Callable[[], str]) -> None:
@@ -248,9 +249,9 @@ def _nearest_miss(failed: _Search, anchor: Node, start: Node) -> tuple[Callable[
     One wrong literal is a near miss if all else fits, wherever the search met it.
     """
     size = len(failed.pattern.nodes)
-    if failed.miss is None or failed.miss_node is None or size == 1:
+    if failed.miss is None or failed.miss_node is None:
         return None
-    if 2 * failed.deepest < size:
+    if 2 * failed.deepest < size and size > 1:
         lenient = _Search(failed.pattern, failed.index, failed.steps, lenient=True)
         for _ in lenient.places(anchor, start):
             if lenient.excuse is not None and lenient.excused is not None:

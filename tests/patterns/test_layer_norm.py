@@ -44,11 +44,14 @@ def test_float32_norm_in_a_half_precision_model() -> None:
 
 @pytest.mark.parametrize("module", [nn.LayerNorm(64, elementwise_affine=False), nn.LayerNorm(64, bias=False)])
 def test_near_miss_without_weight_or_bias(module: nn.Module) -> None:
-    check_pass(module.to(BF16), [rand(5, 64)], {}, left=1)
+    refused = {"layer_norm": "layer_norm reads tensors: [12], and in the pattern 3"}
+    check_pass(module.to(BF16), [rand(5, 64)], {}, left=1, refused=refused)
 
 
 def test_near_miss_over_two_dimensions() -> None:
-    check_pass(nn.LayerNorm((5, 64)).to(BF16), [rand(2, 5, 64)], {}, left=1)
+    """A pattern of one call is told too where that call has other arguments."""
+    refused = {"layer_norm": "argument normalized_shape.length of layer_norm is 2, not 1"}
+    check_pass(nn.LayerNorm((5, 64)).to(BF16), [rand(2, 5, 64)], {}, left=1, refused=refused)
 
 
 def test_guard_on_a_weight_that_is_no_row() -> None:
