@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -87,17 +87,19 @@ def plan(
     _require_known(policy, inventory)
     candidates: list[PlannedMatch] = []
     rejections: list[Rejection] = []
+    refused: list[tuple[Match, str]] = []
     for match in matches:
         if not policy.allows(match.definition):
             rejections.append(_reject(match, lambda: "left out by only= or skip="))
             continue
         if policy.refuse is not None and (reason := policy.refuse(match)) is not None:
-            rejections.append(_reject(match, functools.partial(str, reason)))
+            refused.append((match, reason))
             continue
         candidate = _priced(match, inventory, policy.device, rejections)
         if candidate is not None:
             candidates.append(candidate)
     chosen = _choose(graph, candidates, rejections)
+    rejections += _refusals(refused, chosen)
     covered = {node for planned in chosen for node in planned.match.nodes}
     rejections += [miss for miss in misses if miss.nodes[0] not in covered]
     return Plan(tuple(chosen), tuple(rejections))
@@ -111,6 +113,21 @@ def _require_known(policy: Policy, inventory: Inventory) -> None:
                 f"{option}= names {unknown[0]!r}, which is no Definition",
                 advice=f"{UnknownNameError.advice}{did_you_mean(unknown[0], inventory.definitions)}",
             )
+
+
+def _refusals(refused: Sequence[tuple[Match, str]], chosen: Sequence[PlannedMatch]) -> Iterator[Rejection]:
+    """What was refused, with its reason; a part of a place that is taken or told itself has none of its own."""
+    around: dict[Node, list[Match]] = defaultdict(list)
+    for match in (*(planned.match for planned in chosen), *(match for match, _ in refused)):
+        for node in match.nodes:
+            around[node].append(match)
+    taken = {id(planned.match) for planned in chosen}
+    for match, reason in refused:
+        for whole in around[match.nodes[0]]:
+            if set(match.nodes) < set(whole.nodes) and (id(whole) in taken or whole.definition == match.definition):
+                reason = f"overlaps {whole.definition}, of which it would be a part"
+                break
+        yield _reject(match, functools.partial(str, reason))
 
 
 def _reject(match: Match, why: Callable[[], str]) -> Rejection:

@@ -140,6 +140,26 @@ class TestPolicy:
         assert taken(found) == {"rms_norm": 1}
         assert reasons(found, "add_rms_norm") == ["two functions"]
 
+    def test_a_refused_part_of_what_is_taken_or_told_is_no_miss(self) -> None:
+        def inside_only(match: Match) -> str | None:
+            return "not written" if match.definition == "rms_norm" else None
+
+        found = planned(add_norm, *ADD_NORM, refuse=inside_only)
+        assert reasons(found, "rms_norm") == ["overlaps add_rms_norm, of which it would be a part"]
+        cast_last = blocks.rms_norm_cast_last
+        inputs, names = (rand(64, 512), rand(512)), ("rms_norm_cast_last",)
+        assert set(reasons(planned(cast_last, *inputs, names=names, refuse=lambda m: "no"), names[0])) == {
+            "no", "overlaps rms_norm_cast_last, of which it would be a part",
+        }  # fmt: skip
+
+    def test_a_refused_whole_is_told_beside_its_parts(self) -> None:
+        def refuse(match: Match) -> str | None:
+            return f"no {match.definition}"
+
+        found = planned(add_norm, *ADD_NORM, refuse=refuse)
+        assert reasons(found, "add_rms_norm") == ["no add_rms_norm"]
+        assert "no rms_norm" in reasons(found, "rms_norm")
+
     def test_named_definitions_are_considered_verified_or_not(self) -> None:
         assert considered(INVENTORY, Policy(H200, ("experts_silu",))) == {"experts_silu"}
         verified = considered(INVENTORY, Policy(H200))
