@@ -1,7 +1,7 @@
 """Before: keys and values repeated for each query head, attention under a mask, transpose(1, 2).
 After:  one gqa_attention_masked that reads every key head once.
 Applies to [batch, heads, length, head_dim] with one head dimension for queries, keys and values.
-All heads share the mask, or each query head has its own; eager code adds it, so there it must be a float.
+The mask broadcasts to the scores, as torch lets it; eager code adds it, so there it must be a float.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from tilegym_fx.spelling import guard, spelling
 
-SHAPES = {"mask": ("1 or B", "1 or Hq", "S", "T")}
+SHAPES = {"mask": None}
 
 
 @spelling(
@@ -170,6 +170,16 @@ def _share(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     groups = q.shape[1] // heads
     shared = x[:, :, None].expand(batch, heads, groups, length, width)
     return shared.reshape(batch, heads * groups, length, width)
+
+
+@guard
+def mask_broadcasts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> str | None:
+    """With more dimensions or sizes the scores would have more; the attention op reads two dimensions at least."""
+    scores = (*q.shape[:3], k.shape[2])
+    behind = scores[-mask.dim() :] if 2 <= mask.dim() <= len(scores) else ()
+    if behind and all(size in (1, whole) for size, whole in zip(mask.shape, behind, strict=True)):
+        return None
+    return f"mask is {list(mask.shape)}, which the kernel does not broadcast to {list(scores)}"
 
 
 _IN_BATCHES = (

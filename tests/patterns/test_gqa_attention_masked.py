@@ -145,10 +145,18 @@ def test_decode() -> None:
     check_pass(repeated, [*attention_inputs(2, 1, keys=9), mask_of(2, 1, 9)], {NAME: 1})
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 5, 1), (2, 1, 1, 5), (5, 5), (1, 5, 5)], ids=str)
+@pytest.mark.parametrize("code", [repeated, shared_by_torch, eager])
+@pytest.mark.parametrize("shape", [(1, 1, 5, 1), (2, 1, 1, 5), (5, 5), (1, 5, 5), (4, 1, 5)], ids=str)
+def test_a_mask_that_broadcasts(code: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    """Plain code has one for all sequences and heads, or a row for each sequence."""
+    check_pass(code, [*attention_inputs(2, 5, (4, 2)), rand(*shape)], {NAME: 1})
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 5, 5), (5,), ()], ids=str)
 def test_guard_on_a_mask_of_another_shape(shape: tuple[int, ...]) -> None:
-    mask = rand(*shape)
-    check_pass(repeated, [*attention_inputs(2, 5), mask], {}, left=None, refused={NAME: "mask (is|has)"})
+    """It would give the scores more sizes, or has fewer dimensions than the attention op takes."""
+    inputs = [*attention_inputs(1, 5, (4, 4)), rand(*shape)]
+    check_pass(eager, inputs, {}, left=None, refused={NAME: "mask is .*, which the kernel does not broadcast"})
 
 
 def test_guard_on_values_of_another_width() -> None:
