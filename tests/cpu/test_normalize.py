@@ -52,6 +52,11 @@ def shape_of(graph: Graph) -> list[Any]:
     return seen
 
 
+def _root_mean_square(x: Any, wide: torch.dtype, eps: float, weight: Any = 1, axes: Any = -1) -> Any:
+    y = x.to(wide)
+    return (y * torch.rsqrt(y.pow(2).mean(axes, keepdim=True) + eps) * weight).to(x.dtype)
+
+
 SAME: dict[str, tuple[Code, ...]] = {
     "power of two": (lambda x: x / 8, lambda x: x * 0.125, lambda x: x.div(8.0)),
     "best in any order": (
@@ -96,6 +101,16 @@ SAME: dict[str, tuple[Code, ...]] = {
         lambda x: torch.mean(x, dim=[1], keepdim=True),
         lambda x: x.mean(dim=-1).unsqueeze(1),
     )[:2],
+    "root mean square": (
+        lambda x: F.rms_norm(x, (6,), x[0]),
+        lambda x: F.rms_norm(x, [6], weight=x[0], eps=None),
+        lambda x: F.rms_norm(x, x.shape[-1:], x[0], torch.finfo(FP32).eps),
+        lambda x: _root_mean_square(x, FP32, torch.finfo(FP32).eps, x[0]),
+    ),
+    "root mean square without a weight": (
+        lambda x: F.rms_norm(x, (6,), eps=1e-5),
+        lambda x: _root_mean_square(x, FP32, 1e-5),
+    ),
     "transpose": (
         lambda x: x.t(),
         lambda x: x.transpose(0, 1),
@@ -183,6 +198,9 @@ def test_one_form(name: str) -> None:
         (lambda x: x * True, lambda x: x * 1.5),
         (lambda x: x.reshape(2, 12), lambda x: x.reshape(12, 2)),
         (lambda x: x.t().reshape(2, 12), lambda x: x.reshape(2, 12)),
+        (lambda x: F.rms_norm(x, (6,)), lambda x: F.rms_norm(x, (6,), eps=torch.finfo(BF16).eps)),
+        (lambda x: F.rms_norm(x, (6,)), lambda x: F.rms_norm(x, (4, 6))),
+        (lambda x: F.rms_norm(x, (6,), x[0]), lambda x: F.rms_norm(x, (6,)) * x[0]),
         (lambda x: torch.rsub(x, x, alpha=3), lambda x: x - x),
         (lambda x: x.square(), lambda x: x.float().square().to(BF16)),
         (lambda x: x.sin(), lambda x: x.detach().sin()),
@@ -208,6 +226,28 @@ def test_what_differs_stays_apart(one: Code, two: Code) -> None:
 )
 def test_factors_of_a_sum_are_kept(code: Code) -> None:
     normal(code, [X, rand(4, 6, seed=2)])
+
+
+@pytest.mark.parametrize("weight", [None, BF16, FP32, torch.float64], ids=str)
+@pytest.mark.parametrize("eps", [None, 1e-3])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, FP32, torch.float64], ids=str)
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_a_root_mean_square_norm_keeps_every_bit(dtype: torch.dtype, eps: float | None, weight: Any) -> None:
+    """On rows so small that eps decides; the sizes of the rows may be read off the value."""
+    x = (1e-4 * rand(BATCH, LENGTH, 4, 6)).to(dtype)
+    w = None if weight is None else rand(4, 6, dtype=weight)
+    for axes in (1, 2):
+
+        def code(x: Any, w: Any = None, axes: int = axes) -> Any:
+            return F.rms_norm(x, x.shape[-axes:], None if w is None else w[-1] if axes == 1 else w, eps)
+
+        for dynamic in (False, True):
+            inputs = [x] if w is None else [x, w]
+            graph_module = capture(code, inputs, dynamic=dynamic)
+            normalize(graph_module.graph)
+            graph_module.recompile()
+            assert "rms_norm.default" not in targets(graph_module.graph)
+            assert torch.equal(graph_module(*inputs), code(*inputs))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16])

@@ -7,6 +7,7 @@ from typing import Any
 import blocks
 import pytest
 import torch
+import torch.nn.functional as F
 from pass_checks import BATCH, BF16, LENGTH, check_pass, everywhere, rand
 
 NAME = "add_rms_norm_cast_last"
@@ -23,6 +24,14 @@ def test_hit(dtype: torch.dtype, dynamic: bool) -> None:
     rows = [rand(BATCH, LENGTH, 64, dtype=dtype, seed=i) for i in range(2)]
     expected = {NAME if dtype == BF16 else FP32_NAME: 1}
     check_pass(pre_norm, [*rows, rand(64, dtype=dtype)], expected, dynamic=dynamic)
+
+
+def test_the_norm_in_one_operation() -> None:
+    def code(x: Any, residual: Any, w: Any) -> Any:
+        x = residual + x
+        return F.rms_norm(x, (64,), w), x
+
+    check_pass(code, [rand(5, 64), rand(5, 64, seed=1), rand(64)], {NAME: 1})
 
 
 def test_either_order_of_the_sum() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import blocks
 import pytest
 import torch
+import torch.nn.functional as F
 from pass_checks import BATCH, BF16, LENGTH, check_pass, everywhere, rand
 
 NAME = "rms_norm_cast_last_add"
@@ -27,6 +28,13 @@ def test_hit(dtype: torch.dtype, dynamic: bool) -> None:
 def test_either_order_of_the_sum() -> None:
     def code(x: Any, residual: Any, w: Any) -> Any:
         return blocks.rms_norm_cast_last(x, w) + residual
+
+    check_pass(code, [rand(5, 64), rand(5, 64, seed=1), rand(64)], {NAME: 1})
+
+
+def test_the_norm_in_one_operation() -> None:
+    def code(x: Any, residual: Any, w: Any) -> Any:
+        return residual + F.rms_norm(x, (64,), w, 1e-6)
 
     check_pass(code, [rand(5, 64), rand(5, 64, seed=1), rand(64)], {NAME: 1})
 

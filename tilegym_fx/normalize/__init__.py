@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from .. import settings
 from ..errors import InternalError
-from . import arithmetic, assembly, casts, cleanup, inplace, orders, views
+from . import arithmetic, assembly, casts, cleanup, composites, inplace, orders, views
 from .aliasing import Writes
 from .edit import GraphPass, aten, calls
 from .gradients import pin_gradients
@@ -23,6 +23,7 @@ PASSES: tuple[GraphPass, ...] = (
     cleanup.default_args,
     cleanup.sizes_of_first,
     cleanup.drop_dropout,
+    composites.plain_rms_norm,
     inplace.drop_needless_writes,
     assembly.one_cat,
     cleanup.drop_copies,
