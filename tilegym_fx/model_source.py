@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urlsplit
 
 from tilegym_fx.errors import UnknownModelError, did_you_mean
@@ -40,6 +40,11 @@ _CAUSAL_CLASS = "AutoModelForCausalLM"
 _BAD_CONFIG = (ArithmeticError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
+#: What `--dtype` takes, and what it says of itself; :meth:`ModelSource.dtype_for` is what it comes to.
+DTYPES = ("bfloat16", "float16", "float32")
+DTYPE_HELP = "of the weights (default: what the configuration says, or bfloat16)"
+
+
 @dataclass(frozen=True)
 class ModelSource:
     """A configuration and where it came from.
@@ -60,14 +65,18 @@ class ModelSource:
     def model_type(self) -> str:
         return str(self.config.model_type)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of its parameters as its checkpoint has them; bfloat16 where that says nothing, or has none to compute in."""
+    def dtype_for(self, asked: str | torch.dtype | None = None) -> torch.dtype:
+        """What its parameters are built in: the dtype that is asked for, by name or itself.
+
+        Else that of its checkpoint; bfloat16 where that says nothing, or has none to compute in.
+        """
         import torch
 
-        asked = getattr(self.config, "dtype", None)
-        if isinstance(asked, torch.dtype) and asked.is_floating_point and asked.itemsize > 1:
-            return asked
+        if asked is not None:
+            return asked if isinstance(asked, torch.dtype) else cast("torch.dtype", getattr(torch, asked))
+        said = getattr(self.config, "dtype", None)
+        if isinstance(said, torch.dtype) and said.is_floating_point and said.itemsize > 1:
+            return said
         return torch.bfloat16
 
     @property

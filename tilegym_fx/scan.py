@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -19,12 +18,12 @@ from .draft import write_drafts
 from .errors import MatchError, TilegymFxError, UsageError, make_folder, writing
 from .folder_form import emitted_path, make_emitted_folder, write_folder
 from .inventory import Inventory, load
+from .model_source import DTYPE_HELP, DTYPES
 from .plan import Policy
 from .planner import plan_source_form
 from .render import print_explanation, print_survey
 from .survey import PHASES, Survey, as_json, survey, versions
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _WHAT_TO_GIVE = (
     "Give one: a hub id such as `meta-llama/Llama-3.1-8B`, a folder with a config.json, or a model type such as"
     " `llama`; or --all for every model type"
@@ -51,9 +50,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         help="prompt length, and cache length in decode (default: 2048, or what the model has positions for)",
     )
-    p.add_argument(
-        "--dtype", choices=_DTYPES, help="of the weights (default: what the configuration says, or bfloat16)"
-    )
+    p.add_argument("--dtype", choices=DTYPES, help=DTYPE_HELP)
     p.add_argument(
         "--inventory",
         type=Path,
@@ -160,7 +157,7 @@ def _scan(args: argparse.Namespace, console: Console) -> int:
             policy,
             batch=args.batch,
             seq=args.seq,
-            dtype=_DTYPES.get(args.dtype),
+            dtype=args.dtype,
             phases=args.phase or PHASES,
             trust_remote_code=args.trust_remote_code,
             forms=args.forms,

@@ -128,7 +128,7 @@ def survey(
     *,
     batch: int = 1,
     seq: int | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: str | torch.dtype | None = None,
     phases: Sequence[Phase] = PHASES,
     trust_remote_code: bool = False,
     forms: bool = False,
@@ -143,7 +143,7 @@ def survey(
         batch: Sequences.
         seq: Tokens of the prompt, and entries of the cache in decode; by default 2048, or what the model has
             positions for.
-        dtype: Of the parameters; by default that of the checkpoint, see :attr:`ModelSource.dtype`.
+        dtype: Of the parameters; by default that of the checkpoint, see :meth:`ModelSource.dtype_for`.
         phases: Which ones.
         trust_remote_code: Whether code that comes with the configuration may run.
         forms: Whether to tell what of it can be written in source form; takes about half as long again.
@@ -156,8 +156,8 @@ def survey(
     progress(f"reading the configuration of {name}")
     source = resolve_model(name, trust_remote_code=trust_remote_code)
     progress("building it without weights")
-    dtype = dtype or source.dtype
-    model = build(source.config, dtype, trust_remote_code=trust_remote_code)
+    taken = source.dtype_for(dtype)
+    model = build(source.config, taken, trust_remote_code=trust_remote_code)
     surveyed, lengths = [], []
     for phase in phases:
         progress(f"exporting {phase}")
@@ -174,7 +174,7 @@ def survey(
         policy.device.name,
         batch,
         max(lengths),
-        str(dtype).removeprefix("torch."),
+        str(taken).removeprefix("torch."),
         tuple(surveyed),
         shortened=seq is None and min(lengths) < _DEFAULT_SEQ,
     )

@@ -401,6 +401,11 @@ def test_bad_input_is_one_line(
     assert err.count("\n") == 1
 
 
+def test_a_file_that_makes_its_own_model_takes_no_dtype(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has the dtype that its function gives it"):
+        run(options(place, tmp_path / "root", "make", dtype="float32"), lambda line: None)
+
+
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UsageError, match="--dry-run"):

@@ -120,7 +120,7 @@ class TestFolder:
     def test_the_dtype_is_the_checkpoints_where_it_can_compute_in_it(
         self, tmp_path: Path, said: dict[str, str], dtype: torch.dtype
     ) -> None:
-        assert resolve_model(folder(tmp_path, {"model_type": "llama", **said})).dtype == dtype
+        assert resolve_model(folder(tmp_path, {"model_type": "llama", **said})).dtype_for() == dtype
 
     @pytest.mark.parametrize(
         ("whole", "text", "dtype"), [("float16", {}, torch.float16), ("float16", {"dtype": "float32"}, torch.float32)]
@@ -129,7 +129,7 @@ class TestFolder:
         self, tmp_path: Path, whole: str, text: dict[str, str], dtype: torch.dtype
     ) -> None:
         config = {"model_type": "gemma3", "dtype": whole, "text_config": {"num_hidden_layers": 6, **text}}
-        assert resolve_model(folder(tmp_path, config)).dtype == dtype
+        assert resolve_model(folder(tmp_path, config)).dtype_for() == dtype
 
     def test_a_folder_named_like_a_model_type_does_not_hide_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

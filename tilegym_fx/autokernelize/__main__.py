@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tilegym_fx.errors import TilegymFxError, UsageError
+from tilegym_fx.model_source import DTYPE_HELP, DTYPES
 from tilegym_fx.new.scaffold import default_root
 
 from . import ledger as book
@@ -40,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
         help="another inventory to take kernels from; it is code, name only what you trust",
     )  # fmt: skip
     p.add_argument("--hook", default="", metavar="COMMAND", help="writes kernels; gets the draft's folder")
+    p.add_argument("--dtype", choices=DTYPES, help=DTYPE_HELP)
     p.add_argument("--layers", type=int, metavar="N", help="the first N layers of the model only")
     p.add_argument("--init", action="store_true", help="make --root a git repository where it is in none")
     p.add_argument("--alone", action="store_true", help="without the shipped inventory: only --root counts")
@@ -76,6 +78,7 @@ def _autokernelize(args: argparse.Namespace) -> int:
         args.alone,
         args.layers,
         args.init,
+        args.dtype,
     )
     try:
         run(options, lambda line: print(line, flush=True))

@@ -56,6 +56,7 @@ class Request:
         baseline: Only look, write nothing.
         alone: Leave the shipped inventory out.
         layers: The first layers of the model only.
+        dtype: Of the model's weights; None for its checkpoint's.
     """
 
     model: str
@@ -70,6 +71,7 @@ class Request:
     baseline: bool = False
     alone: bool = False
     layers: int | None = None
+    dtype: str | None = None
 
 
 @dataclass
@@ -119,7 +121,8 @@ class Experiment:
         """The one reply."""
         request = self._request
         _say(f"capturing {request.model}")
-        subject = capture(request.model, layers=request.layers, with_provenance=not request.dry_run)
+        with_provenance = not request.dry_run
+        subject = capture(request.model, layers=request.layers, dtype=request.dtype, with_provenance=with_provenance)
         inventory = fresh(self._root, alone=request.alone)
         found = self._find(subject, inventory)
         if request.baseline:
@@ -276,7 +279,9 @@ class Experiment:
         reference = folder.parent / "reference"
         if request.baseline:  # an earlier run's may be another version's
             shutil.rmtree(reference, ignore_errors=True)
-        bench = Bench(subject.name, request.layers, self._root, reference, request.limit, subject.positions)
+        bench = Bench(
+            subject.name, request.layers, self._root, reference, request.limit, subject.positions, dtype=subject.dtype
+        )
         return bench.figures(kernels_of(inventory, tested) if tested else ())
 
 

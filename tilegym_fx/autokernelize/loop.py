@@ -50,6 +50,7 @@ class Options:
         alone: Leave the shipped inventory out.
         layers: The first layers of the model only.
         init: Make the root a git repository where it is in none.
+        dtype: Of the model's weights; None for its checkpoint's.
     """
 
     model: str
@@ -65,6 +66,7 @@ class Options:
     alone: bool = False
     layers: int | None = None
     init: bool = False
+    dtype: str | None = None
 
 
 def run(options: Options, say: Callable[[str], None]) -> Ledger:
@@ -83,7 +85,11 @@ def run(options: Options, say: Callable[[str], None]) -> Ledger:
             f"{options.model} cannot be measured: the benchmark takes language models of transformers",
             advice="Estimate it with --dry-run",
         )
-    found = environment(dry_run=options.dry_run, device=options.device, layers=options.layers)
+    if is_file(options.model) and options.dtype is not None:
+        raise UsageError(f"{options.model} has the dtype that its function gives it", advice="Leave out --dtype")
+    found = environment(
+        dry_run=options.dry_run, device=options.device, layers=options.layers, dtype=options.dtype
+    )  # fmt: skip
     repository = Repository(options.root, init=options.init)
     run_book = _opened(options, repository, found)
     say(_where_commits_go(repository))
@@ -297,6 +303,7 @@ def _request(options: Options, run_book: Ledger, number: int, *, baseline: bool 
         baseline,
         options.alone,
         options.layers,
+        options.dtype,
     )
 
 

@@ -42,6 +42,7 @@ class Bench:
         limit: Seconds for each process.
         positions: How many the model has, if its table of positions ends.
         device: ``cpu`` for a tiny model of the same type, whose figures mean nothing.
+        dtype: Of the model's weights.
     """
 
     model: str
@@ -51,6 +52,7 @@ class Bench:
     limit: float
     positions: int | None = None
     device: str = "cuda"
+    dtype: str = "bfloat16"
 
     @property
     def cases(self) -> tuple[str, ...]:
@@ -108,8 +110,8 @@ class Bench:
     def _job(self, variant: str) -> Job:
         is_extra = self.root.resolve() != shipped_root().resolve() and (self.root / "definitions").is_dir()
         return Job(
-            self.model, variant, self.cases, str(self.folder), device=self.device, layers=self.layers,
-            tiny=self.device == "cpu", inventory=(str(self.root),) if is_extra else (),
+            self.model, variant, self.cases, str(self.folder), device=self.device, dtype=self.dtype,
+            layers=self.layers, tiny=self.device == "cpu", inventory=(str(self.root),) if is_extra else (),
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from tilegym_fx.survey import versions
 from .repository import Repository
 
 
-def environment(*, dry_run: bool, device: str, layers: int | None = None) -> dict[str, str]:
+def environment(*, dry_run: bool, device: str, layers: int | None = None, dtype: str | None = None) -> dict[str, str]:
     """What a run's figures depend on.
 
     Raises:
@@ -20,6 +20,7 @@ def environment(*, dry_run: bool, device: str, layers: int | None = None) -> dic
     """
     found = {"versions": ", ".join(f"{name} {version}" for name, version in versions().items())}
     found |= {"layers": f"the first {layers}"} if layers is not None else {}
+    found |= {"dtype": dtype} if dtype is not None else {}
     if dry_run:
         return {"figures": f"estimated for {device}, no GPU was used", **found}
     if not torch.cuda.is_available():

@@ -63,6 +63,7 @@ class Subject:
         batch: Sequences of the calls.
         seq: Tokens of the calls.
         positions: How many positions the model has, if it has a table of them.
+        dtype: What a language model's weights are in, by name.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Subject:
     batch: int
     seq: int
     positions: int | None = None
+    dtype: str = ""
 
 
 def is_file(model: str) -> bool:
@@ -85,6 +87,7 @@ def capture(
     phases: Sequence[Phase] = ("prefill", "decode"),
     *,
     layers: int | None = None,
+    dtype: str | None = None,
     with_provenance: bool = False,
 ) -> Subject:
     """Build a model and capture its calls.
@@ -94,6 +97,7 @@ def capture(
             tuple of its positional inputs.
         phases: Calls of a language model.
         layers: The first layers of a language model only.
+        dtype: Of a language model's weights, by name; None for its checkpoint's.
         with_provenance: Record where each node comes from, to know what can be written into the source.
 
     Raises:
@@ -110,11 +114,13 @@ def capture(
     source = resolve_model(model)
     if layers is not None:
         cut_layers(source.config, layers)
-    module = build(source.config, torch.bfloat16)
+    taken = source.dtype_for(dtype)
+    module = build(source.config, taken)
     limit = positions(module)
     seq = next((n for n in SEQS if limit is None or n < limit), SEQS[-1])
     calls = tuple(_calls(module, phases, seq, with_provenance))
-    return Subject(model, source.model_type, module, calls, True, BATCH, seq, limit)
+    name = str(taken).removeprefix("torch.")
+    return Subject(model, source.model_type, module, calls, True, BATCH, seq, limit, name)
 
 
 def _calls(module: nn.Module, phases: Sequence[Phase], seq: int, with_provenance: bool) -> Iterator[Call]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tilegym_fx.errors import TilegymFxError, UsageError, did_you_mean, make_folder, writing
+from tilegym_fx.model_source import DTYPE_HELP, DTYPES
 
 from . import patches
 from .cases import DEFAULT_CASES, DEFAULT_VARIANTS, PEERS, VARIANTS, get_variant, parse_cases
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         "--peers", metavar="A,B", default="", help=f"of {','.join(PEERS)}: their own patches, where installed"
     )
     p.add_argument("--layers", type=int, metavar="N", help="the first N layers only, for a quick look")
-    p.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    p.add_argument("--dtype", choices=DTYPES, help=DTYPE_HELP)
     p.add_argument("--repeats", type=int, default=40, help="timed steps of a decode (prompts: a quarter of it)")
     p.add_argument("--no-judge", action="store_true", help="no float32 run beside: compare with the original alone")
     p.add_argument("--limit", type=float, default=300, metavar="S", help="seconds that a variant may take for a phase")
@@ -94,9 +95,11 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Result]]:
         raise UsageError("there is no CUDA device to time on", advice="Run it on a GPU machine, or with --dry-run")
     with tempfile.TemporaryDirectory(prefix="tilegym_fx_bench_") as folder:
         jobs = make_jobs(args, jobs_wanted, folder)
-        find_source(jobs[0])  # a name that means nothing is told before anything starts
-        asked = {name: vars(args)[name] for name in ("model", "dtype", "layers", "dry_run")}
-        header: dict[str, Any] = {"kind": "header", **asked, **machine()}
+        source = find_source(jobs[0])  # a name that means nothing is told before anything starts
+        dtype = str(source.dtype_for(args.dtype)).removeprefix("torch.")
+        jobs = [replace(job, dtype=dtype) for job in jobs]
+        asked = {name: vars(args)[name] for name in ("model", "layers", "dry_run")}
+        header: dict[str, Any] = {"kind": "header", **asked, "dtype": dtype, **machine()}
         messages: list[dict[str, Any]] = []
 
         def sink(message: dict[str, Any]) -> None:
@@ -119,8 +122,8 @@ def make_jobs(args: argparse.Namespace, variants: Sequence[str], folder: str) ->
     wanted = parse_cases(args.phases)
     cases = tuple(dict.fromkeys(str(case.small() if args.dry_run else case) for case in wanted))
     common = Job(
-        args.model, "eager", cases, folder, device="cpu" if args.dry_run else "cuda", dtype=args.dtype,
-        layers=args.layers, tiny=args.dry_run, repeats=args.repeats, judge=not args.no_judge,
+        args.model, "eager", cases, folder, device="cpu" if args.dry_run else "cuda", layers=args.layers,
+        tiny=args.dry_run, repeats=args.repeats, judge=not args.no_judge,
         timed="eager" in variants, trust_remote_code=args.trust_remote_code, trace=args.trace,
     )  # fmt: skip
     others = [replace(common, variant=name, timed=True) for name in dict.fromkeys(variants) if name != "eager"]
