@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.fx import Graph, Node
 
 from tilegym_fx.errors import InternalError
 from tilegym_fx.facts import facts_of
-from tilegym_fx.normalize import PASSES, normalize, pin_layouts
+from tilegym_fx.normalize import PASSES, aliasing, normalize, pin_layouts
 
 aten = torch.ops.aten
 Code = Callable[..., Any]
@@ -376,6 +377,18 @@ def test_two_runs_change_nothing_more() -> None:
 
 class TestWrites:
     """Values that share memory with something that is written in place."""
+
+    def test_where_nothing_is_written_memory_is_not_followed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def follow(node: Node) -> list[Node]:
+            raise AssertionError(f"the memory of {node} was asked for")
+
+        monkeypatch.setattr(aliasing, "_aliased_args", follow)
+        for is_written in (False, True):
+            graph = capture(lambda x, is_written=is_written: x.sin().neg_() if is_written else x.sin().neg(), [X]).graph
+            with pytest.raises(AssertionError) if is_written else nullcontext():
+                writes = aliasing.Writes(graph)
+                assert not any(map(writes.touched, graph.nodes))
+                assert not writes
 
     @pytest.mark.parametrize(
         "code",

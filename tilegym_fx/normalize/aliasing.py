@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -99,30 +100,36 @@ class Writes:
     """
 
     def __init__(self, graph: Graph):
-        self._roots: dict[Node, frozenset[Node]] = {}
+        self._graph = graph
         self._position: dict[Node, int] = {}
         self._writes: dict[Node, list[int]] = defaultdict(list)
-        for position, node in enumerate(graph.nodes):
+        for position, node in enumerate(graph.nodes if any(map(written_args, graph.nodes)) else ()):
             self._position[node] = position
-            aliased = _aliased_args(node)
-            roots = frozenset().union(*(self._roots[a] for a in aliased)) if aliased else frozenset()
-            self._roots[node] = roots or frozenset({node})
             for arg in written_args(node):
-                for root in self._roots[arg]:
+                for root in self._memory[0][arg]:
                     self._writes[root].append(position)
-        returned = next((node for node in reversed(graph.nodes) if node.op == "output"), None)
-        self._returned = tuple(returned.all_input_nodes) if returned else ()
+
+    @cached_property
+    def _memory(self) -> tuple[dict[Node, frozenset[Node]], tuple[Node, ...]]:
+        """The roots of every node, and the nodes that are returned. Few who ask for writes ask for these as well."""
+        found: dict[Node, frozenset[Node]] = {}
+        for node in self._graph.nodes:
+            aliased = _aliased_args(node)
+            roots = frozenset().union(*(found[a] for a in aliased)) if aliased else frozenset()
+            found[node] = roots or frozenset({node})
+        returned = next((node for node in reversed(self._graph.nodes) if node.op == "output"), None)
+        return found, tuple(returned.all_input_nodes) if returned else ()
 
     def __bool__(self) -> bool:
         return bool(self._writes)
 
     def touched(self, node: Node) -> bool:
         """Whether memory that the node's value may live in is written anywhere in the graph."""
-        return bool(self._writes) and any(root in self._writes for root in self._roots.get(node, ()))
+        return bool(self._writes) and any(root in self._writes for root in self.roots(node))
 
     def roots(self, node: Node) -> frozenset[Node]:
         """The nodes whose memory the node's value may live in; none for a node newer than this record."""
-        return self._roots.get(node, frozenset())
+        return self._memory[0].get(node, frozenset())
 
     def may_stand_for(self, source: Node, copy: Node) -> bool:
         """Whether ``source`` may take the place of an equal value in memory of its own.
@@ -135,7 +142,7 @@ class Writes:
         shown = aliases(copy)
         if not any(user.op == "output" for node in shown for user in node.users):
             return True
-        others = frozenset[Node]().union(*(self.roots(n) for n in self._returned if n not in shown))
+        others = frozenset[Node]().union(*(self.roots(n) for n in self._memory[1] if n not in shown))
         return not any(root.op != "call_function" or root in others for root in self.roots(source))
 
     def epoch(self, value: Node, reader: Node) -> int:
@@ -143,4 +150,4 @@ class Writes:
         if not self._writes:
             return 0
         position = self._position[reader]
-        return sum(p < position for root in self._roots.get(value, ()) for p in self._writes.get(root, ()))
+        return sum(p < position for root in self.roots(value) for p in self._writes.get(root, ()))
