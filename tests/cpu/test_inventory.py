@@ -12,6 +12,7 @@ from inventory_roots import definition, solution, write_json, write_repository
 
 from tilegym_fx.errors import InventoryError, KernelError, SettingsError, UnknownNameError
 from tilegym_fx.inventory import load, shipped_root, store
+from tilegym_fx.inventory.layout import Root
 
 PATTERN = '''"""A pattern."""
 from tilegym_fx.spelling import guard, spelling
@@ -123,7 +124,20 @@ def test_spellings_and_guards_come_from_the_patterns_folder(tmp_path: Path) -> N
     assert spelling.function(2, 3) == 6
     assert [guard(1, 1) for guard in inventory.guards("scaled")] == ["never"]
     assert inventory.spellings("alone") == {}
+
     assert inventory.guards("alone") == ()
+
+
+def test_the_code_of_one_definition_is_found_without_a_list_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every Definition is asked for three things before the first match in a process."""
+    root = write_repository(tmp_path, definition("alone"))
+    write_json(root / "patterns" / "scaled.py", PATTERN)
+    inventory = load(root, shipped=False)
+    monkeypatch.delattr(Root, "pattern_files")
+    assert inventory.spellings("scaled")
+    assert inventory.shapes("alone") == {}
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:

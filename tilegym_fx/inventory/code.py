@@ -64,9 +64,11 @@ def load_file(folder: Path, file: Path) -> ModuleType:
     package = _package_of(folder)
     for depth in range(len(parts)):
         _ensure_package(".".join((package, *parts[:depth])), folder.joinpath(*parts[:depth]))
-    importlib.invalidate_caches()
+    name = ".".join((package, *parts))
+    if name not in sys.modules:
+        importlib.invalidate_caches()
     try:
-        return importlib.import_module(".".join((package, *parts)))
+        return importlib.import_module(name)
     except ImportError as error:
         raise KernelError(f"{shown(file)} cannot be imported: {error}") from error
     except SyntaxError as error:

@@ -49,6 +49,11 @@ class Root:
         """Every file of spellings, sorted; only the repository form has any."""
         return sorted(filter(Path.is_file, self.path.glob("patterns/*.py"))) if self.layout is REPOSITORY else []
 
+    def pattern_file(self, name: str) -> Path | None:
+        """The file of spellings of one Definition, if there is one."""
+        file = self.path / "patterns" / f"{name}.py"
+        return file if self.layout is REPOSITORY and file.is_file() else None
+
     def find(self, solution_file: Path, source: str) -> Path | None:
         """The file that a Solution's source path means, if it exists inside this root."""
         candidates = self.layout.candidates(self.path, solution_file, source)

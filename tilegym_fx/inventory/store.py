@@ -149,8 +149,8 @@ class Inventory:
 
     def _pattern_module(self, name: str) -> ModuleType | None:
         root = self.root_of(name)
-        file = root.path / "patterns" / f"{name}.py"
-        return load_file(root.path, file) if file in root.pattern_files() else None
+        file = root.pattern_file(name)
+        return load_file(root.path, file) if file is not None else None
 
     def _entry_file(self, entry: Entry[Solution]) -> tuple[Path, Path]:
         sources = {source.path: source.content for source in entry.record.sources}
