@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -47,6 +49,21 @@ def test_the_backend_tells_inductor_beforehand() -> None:
 
 def test_kernelize_tells_it_for_whoever_compiles_later() -> None:
     run(tilegym_fx.kernelize(Gate(), inputs=(torch.randn(3, 8), torch.randn(3, 8))), "inductor")
+
+
+def test_kernelize_does_not_load_it_for_those_who_never_compile() -> None:
+    script = (
+        "import sys, torch, tilegym_fx\n"
+        "from torch import nn\n"
+        "model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()), torch.randn(3, 8)\n"
+        "tilegym_fx.kernelize(model, inputs=(x,))\n"
+        "print('torch._inductor.lowering' in sys.modules)\n"
+        "from torch._inductor.lowering import lowerings\n"
+        "print(all(tilegym_fx.ops.overload(name) in lowerings for name in tilegym_fx.ops.names()))\n"
+        "print(any(type(finder).__module__.startswith('tilegym_fx') for finder in sys.meta_path))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "True", "False"]
 
 
 def test_without_being_told_it_does_not_know() -> None:

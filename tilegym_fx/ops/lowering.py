@@ -7,14 +7,52 @@ the end of a deep model, as the head's norm does, that text doubles with every l
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
 from .registry import overloads
+
+_LOWERING = "torch._inductor.lowering"
 
 
 def lower_as_calls() -> None:
-    """Register every op that exists now with inductor, in the form that inductor would give it."""
+    """Register every op that exists now with inductor, in the form that inductor would give it.
+
+    Where nothing has loaded inductor yet, which takes a second, it is done when something does.
+    """
+    if _LOWERING in sys.modules:
+        _register()
+    elif not any(isinstance(finder, _WhenLoaded) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _WhenLoaded())
+
+
+def _register() -> None:
     from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
     from torch._library.utils import get_layout_constraint_tag
 
     for op in overloads():
         if op not in lowerings:
             make_fallback(op, layout_constraint=tag_to_layout_constraint(get_layout_constraint_tag(op)), warn=False)
+
+
+class _WhenLoaded(MetaPathFinder):
+    """Sees inductor's lowerings being imported, and registers our ops behind them."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name == _LOWERING else None
+        if spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            sys.meta_path.remove(self)
+            _register()
+
+        loader.exec_module = exec_module
+        return spec
