@@ -24,6 +24,7 @@ from .errors import PatternError
 from .facts import Facts, graph_facts, operations_of
 from .normalize import normalize
 from .probes import Probe, probes
+from .sketch import sketch
 
 if TYPE_CHECKING:
     from .inventory import Inventory
@@ -119,23 +120,28 @@ def _printable(literals: tuple[tuple[str, Any], ...]) -> list[tuple[str, Any]]:
 
 
 def trace(function: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[Graph, dict[str, Node], tuple[Node, ...]]:
-    """Trace ``function`` on fake tensors and literals to a graph in normal form.
+    """Trace ``function`` on fake or meta tensors and literals to a graph in normal form.
 
     Returns:
         The graph, the placeholder of each tensor input, and the output nodes.
     """
+    apart = dict(zip(inputs, _apart(inputs.values()), strict=True))
+    with torch.no_grad(), torch._C._DisableAutocast(), _quiet_fake_tensors():
+        graph, placeholders = sketch(function, apart) or _made_fx(function, apart)
+    normalize(graph)
+    result = next(iter(reversed(graph.nodes))).args[0]
+    outputs = tuple(result) if isinstance(result, list | tuple) else (result,)
+    return graph, {k: n for k, n in placeholders.items() if isinstance(inputs[k], torch.Tensor)}, outputs
+
+
+def _made_fx(function: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[Graph, dict[str, Node]]:
     flowing = {k: v for k, v in inputs.items() if isinstance(v, torch.Tensor | torch.SymInt | torch.SymFloat)}
 
     def flat(*values: Any) -> Any:
         return function(**{**inputs, **dict(zip(flowing, values, strict=True))})
 
-    with torch.no_grad(), torch._C._DisableAutocast(), _quiet_fake_tensors():
-        graph = make_fx(flat, pre_dispatch=True)(*_apart(flowing.values())).graph
-    placeholders = dict(zip(flowing, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
-    normalize(graph)
-    result = next(iter(reversed(graph.nodes))).args[0]
-    outputs = tuple(result) if isinstance(result, list | tuple) else (result,)
-    return graph, {k: n for k, n in placeholders.items() if isinstance(inputs[k], torch.Tensor)}, outputs
+    graph = make_fx(flat, pre_dispatch=True)(*flowing.values()).graph
+    return graph, dict(zip(flowing, graph.find_nodes(op="placeholder"), strict=True))
 
 
 def _apart(values: Iterable[Any]) -> Iterator[Any]:
@@ -150,12 +156,11 @@ def _apart(values: Iterable[Any]) -> Iterator[Any]:
 def _quiet_fake_tensors() -> Iterator[None]:
     """A spelling that is not meant for some shapes raises; torch would log that as an error besides."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    before, logger.disabled = logger.disabled, True  # a level would empty the caches of all loggers
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.disabled = before
 
 
 def forms_of(inventory: Inventory, name: str) -> Iterator[Form]:
@@ -225,7 +230,7 @@ class FormPatterns:
     def _traced(self, probe: Probe) -> _Traced:
         if probe not in self._known:
             try:
-                inputs = {**probe.fake_inputs(self._definition), **self.form.fixed}
+                inputs = {**probe.inputs(self._definition), **self.form.fixed}
                 self._known[probe] = _Traced(inputs, *trace(self.form.function, inputs))
             except (RuntimeError, TypeError, ValueError) as error:
                 self._known[probe] = PatternError(f"{self._name} cannot be traced: {error}")

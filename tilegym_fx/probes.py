@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .errors import PatternError
 
@@ -30,12 +28,6 @@ _HALVES = ("bfloat16", "float16")
 _TABLES = ("cos", "sin")
 
 
-@cache
-def _fake_mode() -> FakeTensorMode:
-    """One mode for every probe: making one takes as long as a small trace."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
 @dataclass(frozen=True)
 class Probe:
     """Dtypes and sizes to trace at.
@@ -54,8 +46,8 @@ class Probe:
     tables: torch.dtype | None = None
     case: int = 0
 
-    def fake_inputs(self, definition: Definition) -> dict[str, Any]:
-        """Fake tensors, and numbers that are no size and no constant that anybody writes."""
+    def inputs(self, definition: Definition) -> dict[str, Any]:
+        """Tensors on ``meta``, and numbers that are no size and no constant that anybody writes."""
         axes = probe_axes(definition, equal=self.equal, case=self.case)
         inputs: dict[str, Any] = {}
         for position, (name, spec) in enumerate(definition.inputs.items()):
@@ -64,9 +56,7 @@ class Probe:
             else:
                 shape = [axes[a] for a in spec.shape]
                 inputs[name] = torch.empty(shape, dtype=self._dtype(name, spec), device="meta")
-        mode = _fake_mode()
-        with mode:
-            return {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
+        return inputs
 
     def _dtype(self, name: str, spec: TensorSpec) -> torch.dtype:
         if self.tables is not None and name in _TABLES:

@@ -162,7 +162,7 @@ class TestProbes:
     def test_every_case_of_a_constraint_is_tried(self) -> None:
         what = INVENTORY.definitions["mamba2_scan"]
         cases = {p.case for p in probes(what) if p.dtype == BF16}
-        n = Probe(BF16).fake_inputs(what)["chunk_size"]
+        n = Probe(BF16).inputs(what)["chunk_size"]
         lengths = [probe_axes(what, case=case)["L"] for case in sorted(cases)]
         assert [(length % n == 0, length > n, length == n) for length in lengths] == [
             (True, True, False), (False, True, False), (True, False, True), (False, False, False),
@@ -172,14 +172,14 @@ class TestProbes:
         )
 
     def test_wide_weights_are_vectors_alone(self) -> None:
-        inputs = Probe(BF16, wide_weights=True).fake_inputs(definition("x: N H, w: H"))
+        inputs = Probe(BF16, wide_weights=True).inputs(definition("x: N H, w: H"))
         assert [t.dtype for t in inputs.values()] == [BF16, FP32]
 
     @pytest.mark.parametrize(
         ("name", "own", "other"), [("rotary_embedding", BF16, FP32), ("rotary_embedding_fp32", FP32, BF16)]
     )
     def test_tables_may_be_wider_or_narrower(self, name: str, own: torch.dtype, other: torch.dtype) -> None:
-        kinds = [p.fake_inputs(INVENTORY.definitions[name]) for p in probes(INVENTORY.definitions[name]) if not p.equal]
+        kinds = [p.inputs(INVENTORY.definitions[name]) for p in probes(INVENTORY.definitions[name]) if not p.equal]
         found = [(inputs["q"].dtype, inputs["cos"].dtype, inputs["sin"].dtype) for inputs in kinds]
         assert found == [(BF16, own, own), (FP32, FP32, FP32), (BF16, other, other)]
 
@@ -193,7 +193,7 @@ class TestProbes:
         sizes = [s for axis, s in probe_axes(what).items() if what.axes[axis].type == "var"]
         assert len(set(sizes)) == len(sizes) or what.constraints
         assert not any(probe.is_constant(number) for s in sizes for number in (s, s // 2, s**-0.5))
-        numbers = [v for v in probe.fake_inputs(what).values() if not isinstance(v, torch.Tensor)]
+        numbers = [v for v in probe.inputs(what).values() if not isinstance(v, torch.Tensor)]
         assert not any(probe.is_constant(number) or number in sizes for number in numbers)
         assert len(set(numbers)) == len(numbers)
 

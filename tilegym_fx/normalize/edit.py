@@ -14,7 +14,8 @@ from torch.fx import Graph, Node
 
 aten = torch.ops.aten
 
-_MODE_SWITCHES = {
+#: Functions that turn gradients or autocast on or off for what follows.
+MODE_SWITCHES = {
     torch._C._set_grad_enabled,
     torch.amp.autocast_mode._enter_autocast,
     torch.amp.autocast_mode._exit_autocast,
@@ -44,7 +45,7 @@ def calls(graph: Graph, targets: Sequence[Any] | set[Any]) -> Iterator[Node]:
 
 def switches_mode(node: Node) -> bool:
     """Whether the call turns gradients or autocast on or off for what follows."""
-    return node.op == "call_function" and node.target in _MODE_SWITCHES
+    return node.op == "call_function" and node.target in MODE_SWITCHES
 
 
 def is_tensor(value: object) -> bool:
