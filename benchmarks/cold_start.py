@@ -80,13 +80,13 @@ def start(arguments: list[str], caches: Path) -> dict[str, float]:
     """The seconds of one start in a process of its own, whose caches are below a folder.
 
     Raises:
-        RuntimeError: It failed; the message ends with what it said last.
+        SystemExit: It failed; the message is what it said last.
     """
     folders = {name: str(caches / name.lower()) for name in CACHES}
     command = [sys.executable, __file__, *arguments, "--inside"]
     done = subprocess.run(command, env={**os.environ, **folders}, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"a start failed: {done.stderr[-2000:]}")
+        raise SystemExit(f"error: a start failed: {(done.stderr.splitlines() or ['it said nothing'])[-1]}")
     seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return seconds
 

@@ -191,7 +191,7 @@ def _op(target: Any) -> _Op:
     )
 
 
-_NO_KERNEL = frozenset({"item", "_local_scalar_dense", "lift_fresh_copy", "_unsafe_view"})
+_NO_KERNEL = frozenset({"item", "_local_scalar_dense", "lift_fresh_copy", "_unsafe_view", "detach_", "requires_grad_"})
 _MAY_COPY = frozenset({"to", "contiguous"})
 _READS_ROWS = frozenset({"embedding", "index", "index_select", "gather", "take_along_dim"})
 _WRITES = {"copy_": 1, "index_put_": 2, "index_copy_": 3, "index_add_": 3, "scatter_": 3, "scatter_add_": 3}

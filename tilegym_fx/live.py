@@ -37,6 +37,8 @@ _OLD_PYTHON = (
     'torch.compile(model, backend="tilegym_fx") uses the same kernels'
 )
 _reports: WeakKeyDictionary[nn.Module, Report] = WeakKeyDictionary()
+#: Models that kernelize had to leave as they were -> why.
+_left: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None = None,
@@ -252,8 +254,8 @@ def restore(model: Model) -> Model:
     """
     _require_module(model)
     for known in (model, own_model(model)):
-        if known in _reports:
-            del _reports[known]
+        _reports.pop(known, None)
+        _left.pop(known, None)
     return binding.restore(model)
 
 
@@ -274,6 +276,9 @@ def report(model: nn.Module) -> Report:
     """
     _require_module(model)
     found = _reports.get(model)
+    if found is None and model in _left:
+        raise UsageError(f"kernelize left this {type(model).__name__} as it was: {_left[model]}",
+                         advice="kernelize(model, strict=True) raises where nothing can be done")  # fmt: skip
     if found is None:
         raise UsageError(f"this {type(model).__name__} has not been kernelized", advice="Call kernelize(model) first")
     binding.check(model)
@@ -283,6 +288,7 @@ def report(model: nn.Module) -> Report:
 def _unchanged(model: Model, why: str, strict: bool, error: Exception) -> Model:
     if strict:
         raise error
+    _left[model] = why
     warnings.warn(f"tilegym_fx: {type(model).__name__} is unchanged: {why}", stacklevel=3)
     return model
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -304,6 +305,16 @@ def test_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         patching.save("new\udc80", path)
     assert path.read_text() == "old\n"
     assert [p.name for p in tmp_path.iterdir()] == ["modeling.py"]
+
+
+def test_file_may_be_read_by_whom_new_files_may_be_read(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        patching.save("text\n", tmp_path / "modeling.py")
+        assert (tmp_path / "modeling.py").stat().st_mode & 0o777 == 0o640
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
 
 
 def test_emitted_file_runs_alone_in_a_fresh_process(tmp_path: Path) -> None:

@@ -70,8 +70,9 @@ def test_a_cast_to_the_same_dtype_is_free() -> None:
         lambda x: x.unsqueeze(0).expand(3, 4, 8),
         lambda x: x.chunk(2)[0],
         lambda x: x.contiguous(),
+        lambda x: x.detach_(),
     ],
-    ids=["reshape", "view", "transpose", "slice", "expand", "chunk", "contiguous"],
+    ids=["reshape", "view", "transpose", "slice", "expand", "chunk", "contiguous", "detach in place"],
 )
 def test_views_are_free(view: Callable[[Tensor], Tensor]) -> None:
     assert total(UNIT_BYTES, view, meta(4, 8)) == 0

@@ -55,12 +55,20 @@ def _imported(text: str, path: Path | None) -> ModuleType:
     return module
 
 
+def _umask() -> int:
+    """What new files are not allowed; it can only be read by being set."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 def save(text: str, path: Path) -> None:
     """Writes a file so that no reader ever sees a part of it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
+        os.chmod(temporary, 0o666 & ~_umask())  # a temporary file is its owner's alone
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
