@@ -82,9 +82,7 @@ def test_model_that_does_not_run_is_left_as_it_is() -> None:
     model = OnlyCaptured()
     with pytest.warns(match="OnlyCaptured is unchanged: .* does not run by itself: RuntimeError: the database is not"):
         kernelize(model, inputs=X)
-    with pytest.raises(
-        UsageError, match=r"left this OnlyCaptured as it was: .* the database is not there.*strict="
-    ):
+    with pytest.raises(UsageError, match=r"left this OnlyCaptured as it was: .* the database is not there.*strict="):
         report(model)
     with pytest.raises(ExportError, match="pass verify=False"):
         kernelize(model, inputs=X, strict=True)
