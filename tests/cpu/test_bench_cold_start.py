@@ -49,5 +49,5 @@ def test_the_warm_start_has_the_caches_that_the_cold_one_filled(
 def test_a_start_that_fails_says_why(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "Traceback\nno such GPU")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(SystemExit, match="^error: a start failed: no such GPU$"):
+    with pytest.raises(SystemExit, match=r"^error: a start failed: no such GPU$"):
         bench.start([MODEL], tmp_path)
