@@ -106,11 +106,12 @@ class Gated(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.act = nn.RMSNorm(8), nn.SiLU()
+        self.embedding, self.norm, self.act = nn.Embedding(50, 8), nn.RMSNorm(8), nn.SiLU()
         self.gate, self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
         self.one, self.two, self.head = nn.Linear(8, 32), nn.Linear(32, 8), nn.Linear(8, 50)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
         y = self.norm(x)
         x = x + self.down(self.act(self.gate(y)) * self.up(y))
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -141,7 +142,13 @@ class TestWorker:
 
 class TestPlaces:
     def test_each_kind_is_counted_once(self) -> None:
-        assert counted(Gated(), torch.randn(2, 3, 8)) == {"norm": 2, "gated MLP": 1, "MLP": 1, "linears": 5, "head": 1}
+        assert counted(Gated(), torch.zeros(2, 3, dtype=torch.long)) == {
+            "norm": 2,
+            "gated MLP": 1,
+            "MLP": 1,
+            "linears": 5,
+            "head": 1,
+        }
 
     def test_a_product_of_two_linears_is_no_gate(self) -> None:
         class Product(nn.Module):
@@ -182,7 +189,7 @@ class TestPlaces:
         assert {category: every for category, (_, every) in found.items()} == expected
 
     def test_a_place_is_matched_when_all_of_it_is_taken(self) -> None:
-        graph = export_module(Gated().eval(), (torch.randn(2, 8),)).graph_module.graph
+        graph = export_module(Gated().eval(), (torch.zeros(2, dtype=torch.long),)).graph_module.graph
         normalize(graph)
         found = sites.places(graph, 50)
         norms = [place for place in found if place.category == "norm"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from reasons import unnumbered
 from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -66,11 +66,6 @@ DEEP: dict[str, Callable[[], Any]] = {
         "qwen3_moe", 6, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, mlp_only_layers=[0]
     ),
 }
-
-
-def unnumbered(lines: Iterable[str]) -> list[str]:
-    """Reasons without the numbers of nodes and layers in them."""
-    return [re.sub(r"(?<=[_.])\d+", "", line) for line in lines]
 
 
 @pytest.mark.parametrize("name", DEEP)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from reasons import unnumbered
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
@@ -197,7 +198,7 @@ def tries(model: nn.Module) -> Any:
     assert made.text == whole.text
     assert made.text
     assert found.counts() == expected.counts()
-    assert found.misses() == expected.misses()
+    assert unnumbered(found.misses()) == unnumbered(expected.misses())
     assert found.estimates["call"].counts() == expected.estimates["call"].counts()
     assert found.estimates["call"].others == pytest.approx(expected.estimates["call"].others)
     before = model(x)
