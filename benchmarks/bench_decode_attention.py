@@ -17,8 +17,6 @@ import argparse
 import functools
 import json
 import math
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +27,7 @@ from typing import Any
 import cuda.tile as ct
 import torch
 from timing import argument_sets, copy_rate, median_time
+from warming import warm
 
 from tilegym_fx import inventory
 from tilegym_fx.launch import processor_count, recorded
@@ -170,20 +169,6 @@ def measure(case: Case) -> dict[str, Any]:
     return {"case": str(case), "bytes": case.bytes, "microseconds": times}
 
 
-def warm(arguments: Sequence[str]) -> None:
-    """Give every worker process a share of the cases; those that take too long are ended."""
-    workers = max(1, min(12, (os.cpu_count() or 2) - 2))
-    command = [sys.executable, __file__, *arguments]
-    children = [subprocess.Popen([*command, "--part", f"{index}/{workers}"]) for index in range(workers)]
-    end = time.monotonic() + WARM_LIMIT
-    for child in children:
-        try:
-            child.wait(max(0.1, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            print("a worker was still compiling and has been ended", flush=True)
-
-
 def run_once(wanted: Sequence[Case], part: str) -> None:
     """Run a share of all tilings, only to fill the compiler's cache on disk."""
     index, count = map(int, part.split("/"))
@@ -229,7 +214,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.part:
         run_once(wanted, options.part)
         return 0
-    warm(arguments)
+    warm(__file__, arguments, "--part", WARM_LIMIT)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {copy_rate() / 1e9:.0f} GB/s, "
           f"{time.monotonic() - start:.0f} s compiling", flush=True)  # fmt: skip
     rows: list[dict[str, Any]] = []

@@ -19,8 +19,6 @@ import argparse
 import functools
 import json
 import math
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +31,7 @@ import cuda.tile as ct
 import torch
 import torch.nn.functional as F
 from timing import argument_sets, copy_rate, median_time
+from warming import warm
 
 from tilegym_fx import inventory, launch
 from tilegym_fx.errors import KernelError
@@ -431,20 +430,6 @@ def races(case: Case) -> str:
     return f"overlap, {case.name}: {wrong} of 50 replays differ"
 
 
-def warm(arguments: Sequence[str]) -> None:
-    """Fills the compiler's disk cache from several processes."""
-    workers = max(1, min(12, (os.cpu_count() or 2) - 2))
-    command = [sys.executable, __file__, *arguments]
-    children = [subprocess.Popen([*command, "--compile-part", f"{i}/{workers}"]) for i in range(workers)]
-    end = time.monotonic() + WARM_LIMIT
-    for child in children:
-        try:
-            child.wait(max(0.1, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            print("a worker was still compiling and has been ended", flush=True)
-
-
 def compile_part(cases: Sequence[Case], part: str) -> None:
     """Runs a share of everything of ours once."""
     index, count = map(int, part.split("/"))
@@ -473,7 +458,9 @@ def main() -> None:
     if options.compile_part:
         return compile_part(cases, options.compile_part)
     start = time.monotonic()
-    warm(["--only", options.only, *(["--no-sweep"] if options.no_sweep else [])])
+    warm(
+        __file__, ["--only", options.only, *(["--no-sweep"] if options.no_sweep else [])], "--compile-part", WARM_LIMIT
+    )
     rate = copy_rate()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {rate / 1e9:.0f} GB/s, "
           f"compiled in {time.monotonic() - start:.0f} s; microseconds", flush=True)  # fmt: skip

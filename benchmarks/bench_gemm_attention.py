@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import cuda.tile as ct
@@ -140,7 +141,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             if "ours" in own and (others := [t for label, t in own.items() if label.startswith("vendor ")])
         ]
         if ratios:
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            mean = geometric_mean(ratios)
             yield f"{group}: {mean:.2f}x the best vendor (geometric mean of {len(ratios)}), worst {min(ratios):.2f}"
 
 

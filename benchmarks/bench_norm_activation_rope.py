@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from statistics import geometric_mean
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +29,7 @@ import cuda.tile as ct
 import torch
 from peers import REFUSALS, peers_of
 from timing import argument_sets, copy_rate, host_time, median_time
+from warming import warm
 
 from tilegym_fx import inventory
 
@@ -288,20 +288,6 @@ def warm_up(cases: list[Case], with_compile: bool) -> None:
                     function(*arguments)
 
 
-def warm_up_in_parallel(arguments: list[str]) -> None:
-    """Gives every worker process a share of the cases; those that take too long are ended."""
-    workers = max(1, min(12, (os.cpu_count() or 2) - 2))
-    command = [sys.executable, __file__, *arguments]
-    children = [subprocess.Popen([*command, "--warm", f"{index}/{workers}"]) for index in range(workers)]
-    end = time.monotonic() + WARM_LIMIT
-    for child in children:
-        try:
-            child.wait(max(0.1, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            print("a worker was still compiling and has been ended", flush=True)
-
-
 HEAD = (f"{'op':24}{'shape':34}{'ours us':>9}{'eager':>9}{'compile':>9}{'ahead':>7}{'GB/s':>7}{'copy':>6}"
         f"{'host us':>9}  best other tile")  # fmt: skip
 
@@ -316,8 +302,7 @@ def line(row: Row) -> str:
 def summary(rows: list[Row]) -> Iterator[str]:
     for op in dict.fromkeys(row.op for row in rows):
         ratios = [row.ahead for row in rows if row.op == op]
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        yield f"{op}: {mean:.2f}x the best of the others (geometric mean), min {min(ratios):.2f}"
+        yield f"{op}: {geometric_mean(ratios):.2f}x the best of the others (geometric mean), min {min(ratios):.2f}"
 
 
 def known(fields: dict[str, Any]) -> dict[str, Any]:
@@ -353,7 +338,7 @@ def main(arguments: list[str]) -> None:
         index, workers = map(int, options.warm.split("/"))
         return warm_up(cases[index::workers], options.compile)
     start = time.monotonic()
-    warm_up_in_parallel(arguments)
+    warm(__file__, arguments, "--warm", WARM_LIMIT)
     rate = copy_rate()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {rate / 1e9:.0f} GB/s, "
           f"{time.monotonic() - start:.0f} s compiling\n{HEAD}", flush=True)  # fmt: skip

@@ -78,12 +78,8 @@ class Copies:
 
     def of(self, path: str) -> tuple[str, ...]:
         """The paths that one path stands for, in other layers."""
-        end = len(path)
-        while end > 0:
-            if (others := self.of_layer.get(path[:end])) is not None:
-                return tuple(other + path[end:] for other in others)
-            end = path.rfind(".", 0, end)
-        return ()
+        layer = self.layer(path)
+        return tuple(other + path[len(layer) :] for other in self.of_layer.get(layer, ()))
 
     @cached_property
     def _layers(self) -> frozenset[str]:

@@ -203,19 +203,9 @@ class Planner:
                 continue
             for group in groups:
                 call = calls.get(group.module)
-                found = self._capture_alone(group.module, name, call) if call is not None else None
+                found = self._capture(group.module, name, *call) if call is not None else None
                 if found is not None:
                     self.emitter.add_alike(group, found[0].chosen, found[1])
-
-    def _capture_alone(self, module: nn.Module, name: str, call: Call) -> tuple[Outcome, Provenance] | None:
-        """A module whose own code is of interest, not that of its layers."""
-        copies = Copies.in_model(module) if self.copies else Copies(module)
-        with copies.left_out():
-            found = self._capture(module, name, *call)
-        if found is None and copies:  # its code may count its layers
-            self.failures.pop(name)
-            found = self._capture(module, name, *call)
-        return found
 
 
 def _side_by_side(outcome: Outcome, copies: Copies) -> str:
