@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from .emit import why_not
 from .errors import UsageError
@@ -64,7 +64,7 @@ def find_forms(
         raise UsageError("forms cannot be told apart before Python 3.11", advice="Leave --forms out")
     exported, provenance = record(model, (), phase_inputs(model, phase, batch, seq))
     exported = replace(exported, phase=phase)
-    graph = _copied(exported.graph_module.graph)  # the record speaks of the exported one
+    graph = exported.copy()  # the record speaks of the exported one
     outcome = find(graph, inventory, policy, site_of, tell_waiting=True)
     written = find(graph, inventory, replace(policy, refuse=_refusal(provenance)), site_of)
     return exported, outcome, Forms(_by_key(written.chosen), _by_key(outcome.chosen))
@@ -80,9 +80,3 @@ def _by_key(planned: tuple[PlannedMatch, ...]) -> dict[Key, PlannedMatch]:
 
 def _key(match: Match) -> Key:
     return match.definition, match.outputs
-
-
-def _copied(graph: Graph) -> Graph:
-    new = Graph()
-    new.output(new.graph_copy(graph, {}))
-    return new

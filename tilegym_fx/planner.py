@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import Graph
 from torch.utils._pytree import tree_map_only
 
 from .cost import Device, device_of
@@ -189,7 +188,7 @@ class Planner:
             return None
         policy = Policy(self.policy.device, self.policy.only, self.policy.skip, lambda m: why_not(m, provenance))
         # The record speaks of the exported graph, so the pass works on a copy.
-        return find(copied(exported.graph_module.graph), self.inventory, policy, site_of), provenance
+        return find(exported.copy(), self.inventory, policy, site_of), provenance
 
     def _capture_padded(self) -> None:
         """What a batch with padding does where the code above chose by condition: one module of each kind alone."""
@@ -265,13 +264,6 @@ def _sample_length(model: nn.Module) -> int:
     config: Any = model.config
     limits = [getattr(config, name, None) for name in ("n_positions", "max_position_embeddings")]
     return max(8, min([_SEQ, *(limit // 2 for limit in limits if isinstance(limit, int) and limit > 0)]))
-
-
-def copied(graph: Graph) -> Graph:
-    """The same graph with new nodes; names and meta are kept."""
-    new = Graph()
-    new.output(new.graph_copy(graph, {}))
-    return new
 
 
 def model_device(model: nn.Module) -> torch.device:

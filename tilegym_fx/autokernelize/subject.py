@@ -45,9 +45,7 @@ class Call:
 
     def copy(self) -> Graph:
         """Its graph with new nodes, for a pass that changes it; names and meta are kept."""
-        new = Graph()
-        new.output(new.graph_copy(self.graph.graph_module.graph, {}))
-        return new
+        return self.graph.copy()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.fx.experimental import proxy_tensor
 
 from tilegym_fx.errors import ExportError
@@ -58,6 +58,12 @@ class ExportedGraph:
     parameters: Mapping[str, str]
     stages: Mapping[str, float]
     holes: Mapping[str, str] = field(default_factory=dict)
+
+    def copy(self) -> Graph:
+        """Its graph with new nodes, for a pass that changes it; names and meta are kept."""
+        new = Graph()
+        new.output(new.graph_copy(self.graph_module.graph, {}))
+        return new
 
 
 def export_module(
