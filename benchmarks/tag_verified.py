@@ -15,14 +15,19 @@ from pathlib import Path
 
 from tilegym_fx import inventory
 
-_RESULT = re.compile(r"test_kernel_agrees_with_float64\[(\w+)-(float32|float16|bfloat16)\] (PASSED|FAILED|ERROR)")
+_TEST = r"test_kernel_agrees_with_float64\[(\w+)-(float32|float16|bfloat16)\]"
+_HOW = r"(PASSED|FAILED|ERROR)"
+#: A line of one process, and one of a worker of xdist.
+_RESULT = re.compile(rf"^\S*{_TEST} {_HOW}", re.MULTILINE)
+_OF_WORKER = re.compile(rf"^\[gw\d+\] \[ *\d+%\] {_HOW} \S*{_TEST}", re.MULTILINE)
 _STATUS = re.compile(r"status:(un)?verified")
 
 
 def results(log: str) -> dict[str, dict[str, bool]]:
     """Definition -> dtype -> whether it passed."""
     found: dict[str, dict[str, bool]] = defaultdict(dict)
-    for name, dtype, how in _RESULT.findall(log):
+    moved = [(name, dtype, how) for how, name, dtype in _OF_WORKER.findall(log)]
+    for name, dtype, how in [*_RESULT.findall(log), *moved]:
         found[name][dtype] = how == "PASSED"
     return found
 
