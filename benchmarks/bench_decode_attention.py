@@ -1,14 +1,14 @@
-"""Decode attention on a GPU: blocks' results added up by a second launch, or by the block that is done last.
+"""Decode attention on a GPU: how many blocks share the keys of a head, and how many keys they take in a step.
 
     python benchmarks/bench_decode_attention.py                                  # at most 300 s
     python benchmarks/bench_decode_attention.py --only llama-8b --batches 1 --json results.json
     python benchmarks/bench_decode_attention.py --dry-run                        # on a CPU: small shapes, interpreted
 
 One query a sequence against a static cache, under the boolean mask with which transformers hides what is not filled
-yet. `rule` is what the op runs; every other column is a number of blocks that share the keys of a head (`blocks`) and
-the keys of one of their steps, each in two launches and in one. Times are medians of graph replays on caches that are
-not in the L2 cache (timing.py). Before that each form is compared with float32, and 50 replays of it in a graph with
-each other, bit by bit. Worker processes compile everything first.
+yet. `rule` is what the op runs; every other line is a number of blocks that share the keys of a head (`blocks`) and
+the keys of one of their steps. Times are medians of graph replays on caches that are not in the L2 cache (timing.py).
+Before that each tiling is compared with float32, and 50 replays of it in a graph with each other, bit by bit. Worker
+processes compile everything first.
 """
 
 from __future__ import annotations
@@ -94,17 +94,15 @@ def cases(models: Sequence[str], batches: Sequence[int], contexts: Sequence[int]
 
 
 def tilings(case: Case, processors: int) -> dict[str, Any]:
-    """The rule's tiling, and others: the same number of blocks in both forms."""
+    """The rule's tiling, and others by number of blocks and keys of a step."""
     pairs, keys = case.batch * case.heads[1], case.filled + SPARE
     rule = KERNELS.choose_decode_tiling(case.heads[2], 2, keys, pairs, processors)
-    found = {"rule": rule, "rule once": replace(rule, once=True)}
+    found = {"rule": rule}
     short = replace(rule, keys=8192 // case.heads[2], occupancy=3)
     for tiling in (short, replace(short, keys=2 * short.keys, occupancy=2)):
         for blocks in BLOCKS:
             if blocks * pairs <= 8 * processors and blocks * tiling.keys <= keys:
-                label = f"{blocks} blocks of {tiling.keys}"
-                found[label] = replace(tiling, shares=blocks)
-                found[f"{label} once"] = replace(tiling, shares=blocks, once=True)
+                found[f"{blocks} blocks of {tiling.keys}"] = replace(tiling, shares=blocks)
     return found
 
 
@@ -163,9 +161,8 @@ def measure(case: Case) -> dict[str, Any]:
         times[label] = median_time([functools.partial(run, *arguments) for arguments in sets]).microseconds
         print(f"{case!s:34} {label:24} error {error:.1e} {times[label]:8.1f} us "
               f"{case.bytes / times[label] / 1e3:6.0f} GB/s", flush=True)  # fmt: skip
-    best = {once: min((t, label) for label, t in times.items() if label.endswith("once") == once) for once in (0, 1)}
-    print(f"{case!s:34} best of two launches {best[0][0]:.1f} us ({best[0][1]}), "
-          f"of one {best[1][0]:.1f} us ({best[1][1]})", flush=True)  # fmt: skip
+    best = min(times, key=times.__getitem__)
+    print(f"{case!s:34} best {times[best]:.1f} us ({best}), rule {times['rule']:.1f} us", flush=True)
     return {"case": str(case), "bytes": case.bytes, "microseconds": times}
 
 
@@ -180,7 +177,7 @@ def run_once(wanted: Sequence[Case], part: str) -> None:
 
 
 def dry_run(case: Case) -> None:
-    """What would be launched at the case's shape, and every form interpreted at a small one."""
+    """What would be launched at the case's shape, and every tiling interpreted at a small one."""
     for label, tiling in tilings(case, processor_count(torch.device("meta"))).items():
         with recorded() as launches:
             attend(tiling, *case.make("meta"))
@@ -192,7 +189,7 @@ def dry_run(case: Case) -> None:
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Decode attention in two launches and in one.")
+    parser = argparse.ArgumentParser(description="Decode attention over numbers of blocks.")
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 8192])

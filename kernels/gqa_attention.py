@@ -11,9 +11,7 @@ KEYS keys; tiles that every query sees come first and are not masked. With CAUSA
 torch) later queries have more keys, so the blocks with the longest walk start first.
 `attention_decode_kernel` is for a few queries against a long cache: the query heads of a key head are rows
 of one tile, so that keys and values are read once, and blocks share the keys among them;
-`attention_combine_kernel` adds up their float32 results, in a fixed order. In `attention_decode_once_kernel`
-the block of a key head that is done last does that, which spares the second launch (not measured yet, and
-used only where a tiling asks for it).
+`attention_combine_kernel` adds up their float32 results, in a fixed order.
 
 Masks are boolean (True = attend) or added to the scaled products. Most of a mask is often empty: above the
 diagonal, outside a window, beyond the filled part of a static cache. Keys outside the span that the queries
@@ -34,7 +32,6 @@ import cuda.tile as ct
 import torch
 
 from tilegym_fx import tuning
-from tilegym_fx.counters import counters_for
 from tilegym_fx.launch import H200_PROCESSORS, covering_power, launch, processor_count, with_hints
 
 # What the argument `mask` of the kernels is: their parameter MASK.
@@ -65,10 +62,6 @@ DECODE_TILE = 512
 MIN_ROWS = 16
 #: Most blocks that share the keys of a head: `attention_combine_kernel` holds all their results in registers.
 MAX_SHARES = 64
-#: Elements that the last block of `attention_decode_once_kernel` sums at a time, and that it reads for them before
-#: it waits for any: 64 registers of each thread.
-COMBINED_ELEMENTS = 512
-AHEAD_ELEMENTS = 8192
 
 ZERO = ct.PaddingMode.ZERO
 Int = ct.Constant[int]
@@ -86,7 +79,6 @@ class Tiling:
         worker_warps: Warps that compute, 0 for the compiler's choice; 128 queries need 8, or registers spill.
         blocks: Blocks a multiprocessor should get, from which the number of shares follows (decode).
         shares: Blocks that share the keys of a head, 0 for what follows from `blocks` (decode).
-        once: The last block adds up the shares, instead of a second launch (decode).
     """
 
     queries: int
@@ -95,7 +87,6 @@ class Tiling:
     worker_warps: int = 0
     blocks: int = 4
     shares: int = 0
-    once: bool = False
 
 
 def numbers(block, size, axis):
@@ -221,43 +212,6 @@ def attention_prefill_kernel(
     ct.store(y, (batch, row, head, 0), ct.astype(ct.reshape(out, (1, QUERIES, 1, VALUE_WIDTH)), y.dtype))
 
 
-def attend_share(q, k, v, mask, factor, heads, queries, keys, width, value_width, kind, mask_rows, columns, search):
-    """What the rows of a key head see in this block's share of the keys: maximum, sum and weighted values."""
-    batch, head = ct.bid(0) // k.shape[1], ct.bid(0) % k.shape[1]
-    rows = heads * queries
-    length = k.shape[2]
-    query = ct.load(q, (batch, head, 0, 0, 0), (1, 1, heads, queries, width), padding_mode=ZERO)
-    query = ct.reshape(query, (rows, width))
-    first, last = 0, ct.cdiv(length, keys)
-    if search:
-        from_end, from_start = reach(mask, batch, 0, 0, mask_rows, columns, kind)
-        first, last = (length - ct.max(from_end)) // keys, ct.cdiv(ct.max(from_start), keys)
-    share = ct.cdiv(ct.maximum(last - first, 0), ct.num_blocks(1))
-    first = first + ct.bid(1) * share
-    last = ct.minimum(first + share, last)
-    top = ct.full((rows, 1), -INFINITY, ct.float32)
-    total = ct.zeros((rows, 1), ct.float32)
-    out = ct.zeros((rows, value_width), ct.float32)
-    shape = (keys, value_width)
-    for step in range(first, last):
-        if kind == NO_MASK:
-            scores = products(query, k, batch, head, step, keys)
-            scores = ct.where(numbers(step, keys, 1) < length, scores, -INFINITY)
-            top, total, out = attend(scores, factor, read_values(v, batch, head, step, shape), top, total, out)
-        else:
-            tile = read_mask(mask, batch, 0, 0, step, (mask_rows, keys), kind)
-            if mask_rows > 1:  # the mask has a row for each query, which all heads share
-                tile = ct.broadcast_to(ct.reshape(tile, (1, queries, keys)), (heads, queries, keys))
-                tile = ct.reshape(tile, (rows, keys))
-            if search:  # noqa: SIM114  a constant: joined with the other condition it would be tested in every step
-                scores, rest = masked(products(query, k, batch, head, step, keys), factor, tile, kind)
-                top, total, out = attend(scores, rest, read_values(v, batch, head, step, shape), top, total, out)
-            elif ct.max(ct.where(tile, 1, 0)) > 0:
-                scores, rest = masked(products(query, k, batch, head, step, keys), factor, tile, kind)
-                top, total, out = attend(scores, rest, read_values(v, batch, head, step, shape), top, total, out)
-    return top, total, out
-
-
 @ct.kernel
 def attention_decode_kernel(
     q, k, v, mask, y, parts, tops, totals, factor,
@@ -266,12 +220,39 @@ def attention_decode_kernel(
 ):  # fmt: skip
     ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
-    top, total, out = attend_share(
-        q, k, v, mask, factor, HEADS, QUERIES, KEYS, WIDTH, VALUE_WIDTH, MASK, MASK_ROWS, COLUMNS, SEARCH
-    )
+    batch, head = ct.bid(0) // k.shape[1], ct.bid(0) % k.shape[1]
     rows = HEADS * QUERIES
+    keys = k.shape[2]
+    query = ct.load(q, (batch, head, 0, 0, 0), (1, 1, HEADS, QUERIES, WIDTH), padding_mode=ZERO)
+    query = ct.reshape(query, (rows, WIDTH))
+    first, last = 0, ct.cdiv(keys, KEYS)
+    if SEARCH:
+        from_end, from_start = reach(mask, batch, 0, 0, MASK_ROWS, COLUMNS, MASK)
+        first, last = (keys - ct.max(from_end)) // KEYS, ct.cdiv(ct.max(from_start), KEYS)
+    share = ct.cdiv(ct.maximum(last - first, 0), ct.num_blocks(1))
+    first = first + ct.bid(1) * share
+    last = ct.minimum(first + share, last)
+    top = ct.full((rows, 1), -INFINITY, ct.float32)
+    total = ct.zeros((rows, 1), ct.float32)
+    out = ct.zeros((rows, VALUE_WIDTH), ct.float32)
+    shape = (KEYS, VALUE_WIDTH)
+    for step in range(first, last):
+        if MASK == NO_MASK:
+            scores = products(query, k, batch, head, step, KEYS)
+            scores = ct.where(numbers(step, KEYS, 1) < keys, scores, -INFINITY)
+            top, total, out = attend(scores, factor, read_values(v, batch, head, step, shape), top, total, out)
+        else:
+            tile = read_mask(mask, batch, 0, 0, step, (MASK_ROWS, KEYS), MASK)
+            if MASK_ROWS > 1:  # the mask has a row for each query, which all heads share
+                tile = ct.broadcast_to(ct.reshape(tile, (1, QUERIES, KEYS)), (HEADS, QUERIES, KEYS))
+                tile = ct.reshape(tile, (rows, KEYS))
+            if SEARCH:  # noqa: SIM114  a constant: joined with the other condition it would be tested in every step
+                scores, rest = masked(products(query, k, batch, head, step, KEYS), factor, tile, MASK)
+                top, total, out = attend(scores, rest, read_values(v, batch, head, step, shape), top, total, out)
+            elif ct.max(ct.where(tile, 1, 0)) > 0:
+                scores, rest = masked(products(query, k, batch, head, step, KEYS), factor, tile, MASK)
+                top, total, out = attend(scores, rest, read_values(v, batch, head, step, shape), top, total, out)
     if DIRECT:
-        batch, head = ct.bid(0) // k.shape[1], ct.bid(0) % k.shape[1]
         out = out * (1.0 / ct.where(total > 0.0, total, 1.0))
         out = ct.permute(ct.reshape(out, (HEADS, QUERIES, VALUE_WIDTH)), (1, 0, 2))
         out = ct.reshape(out, (1, QUERIES, 1, HEADS, VALUE_WIDTH))
@@ -280,55 +261,6 @@ def attention_decode_kernel(
         ct.store(parts, (ct.bid(0), ct.bid(1), 0, 0), ct.reshape(out, (1, 1, rows, VALUE_WIDTH)))
         ct.store(tops, (ct.bid(0), ct.bid(1), 0), ct.reshape(top, (1, 1, rows)))
         ct.store(totals, (ct.bid(0), ct.bid(1), 0), ct.reshape(total, (1, 1, rows)))
-
-
-@ct.kernel
-def attention_decode_once_kernel(
-    q, k, v, mask, y, parts, tops, totals, counters, factor,
-    HEADS: Int, QUERIES: Int, KEYS: Int, WIDTH: Int, VALUE_WIDTH: Int,
-    MASK: Int, MASK_ROWS: Int, COLUMNS: Int, SEARCH: Flag, SHARES: Int, TOGETHER: Int,
-):  # fmt: skip
-    ct.grid_dependency_control_launch_dependents()
-    ct.grid_dependency_control_wait()
-    top, total, out = attend_share(
-        q, k, v, mask, factor, HEADS, QUERIES, KEYS, WIDTH, VALUE_WIDTH, MASK, MASK_ROWS, COLUMNS, SEARCH
-    )
-    rows = HEADS * QUERIES
-    pair, block = ct.bid(0), ct.bid(1)
-    # Plain stores: those of the copy engine are of another order than the counter's.
-    ct.store(parts, (pair, block, 0, 0), ct.reshape(out, (1, 1, rows, VALUE_WIDTH)), allow_tma=False)
-    ct.store(tops, (pair, block, 0), ct.reshape(top, (1, 1, rows)), allow_tma=False)
-    ct.store(totals, (pair, block, 0), ct.reshape(total, (1, 1, rows)), allow_tma=False)
-    # Release: what this block has stored comes before its count. Acquire: who counts last reads after all counts.
-    done = ct.atomic_add(counters, pair, 1, memory_order=ct.MemoryOrder.ACQ_REL, memory_scope=ct.MemoryScope.DEVICE)
-    if done == SHARES - 1:
-        ct.scatter(counters, pair, 0)  # nobody counts any more; the next launch starts from 0
-        for step in range(ct.cdiv(y.shape[3], TOGETHER)):
-            combine_heads(parts, tops, totals, y, step, TOGETHER, QUERIES, SHARES, VALUE_WIDTH)
-
-
-def combine_heads(parts, tops, totals, y, step, heads, queries, shares, width):
-    """All blocks' results for some heads of this block's key head, added up in a fixed order."""
-    pair, rows = ct.bid(0), heads * queries
-    every = ct.load(tops, (pair, 0, step), (1, shares, rows), check_bounds=False, allow_tma=False)
-    highest = ct.reshape(ct.max(every, axis=1), (rows, 1))
-    base = ct.where(highest > -INFINITY, highest, 0.0)
-    whole = ct.zeros((rows, 1), ct.float32)
-    out = ct.zeros((rows, width), ct.float32)
-    ahead = min(shares, max(1, AHEAD_ELEMENTS // (rows * width)))
-    for turn in range(shares // ahead):
-        for i in ct.static_iter(range(ahead)):
-            share = turn * ahead + i
-            top = ct.load(tops, (pair, share, step), (1, 1, rows), check_bounds=False, allow_tma=False)
-            total = ct.load(totals, (pair, share, step), (1, 1, rows), check_bounds=False, allow_tma=False)
-            part = ct.load(parts, (pair, share, step, 0), (1, 1, rows, width), check_bounds=False, allow_tma=False)
-            weight = ct.exp2(ct.reshape(top, (rows, 1)) - base)
-            whole += ct.reshape(total, (rows, 1)) * weight
-            out += ct.reshape(part, (rows, width)) * weight
-    out = out * (1.0 / ct.where(whole > 0.0, whole, 1.0))
-    out = ct.permute(ct.reshape(out, (heads, queries, width)), (1, 0, 2))
-    out = ct.reshape(out, (1, queries, 1, heads, width))
-    ct.store(y, (pair // y.shape[2], 0, pair % y.shape[2], step, 0), ct.astype(out, y.dtype), allow_tma=False)
 
 
 @ct.kernel
@@ -427,10 +359,9 @@ def _prefill_tiling(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Tiling:
 #: What `python -m tilegym_fx.tune` tries.
 CANDIDATES = {
     "attention_decode": tuple(
-        asdict(Tiling(0, keys, occupancy, blocks=blocks, once=once))
+        asdict(Tiling(0, keys, occupancy, blocks=blocks))
         for keys, occupancy in ((32, 4), (64, 3), (128, 2))
         for blocks in (1, 2, 4)
-        for once in (False, True)
     ),
     "attention_prefill": tuple(
         map(asdict, (Tiling(64, 64, 2), Tiling(64, 128, 2), Tiling(128, 64, 1, 8), Tiling(128, 128, 1, 8)))
@@ -529,42 +460,28 @@ def run_decode(
     columns = max(SPAN_COLUMNS, SPAN_ELEMENTS // mask_rows)
     pairs = batch * key_heads
     steps = -(-keys // tiling.keys)
-    shares = share_count(tiling, pairs, steps, processor_count(q.device))
-    counters = counters_for(q.device, pairs) if tiling.once and shares > 1 else None
-    if counters is not None:
-        shares = 1 << shares.bit_length() - 1  # whole tiles of results
+    wanted = tiling.shares or tiling.blocks * processor_count(q.device) // pairs
+    shares = max(1, min(wanted, steps, MAX_SHARES))
     search = mask is not None and (kind == ADDITIVE or steps > UNSEARCHED_STEPS * shares)
     rows = group_rows * queries
-    widths = covering_power(width), covering_power(value_width)
     parts = tops = totals = q  # a kernel takes no None; it does not write these then
     if shares > 1:
-        columns_of_parts = value_width if counters is None else widths[1]
-        parts = torch.empty((pairs, shares, rows, columns_of_parts), dtype=torch.float32, device=q.device)
+        parts = torch.empty((pairs, shares, rows, value_width), dtype=torch.float32, device=q.device)
         tops, totals = torch.empty((2, pairs, shares, rows), dtype=torch.float32, device=q.device)
     grouped = y.view(batch, length, key_heads, group, value_width)
-    arrays = (q.unflatten(1, (key_heads, group)), k, v, q if mask is None else mask, grouped, parts, tops, totals)
-    constants = (group_rows, queries, tiling.keys, *widths, kind, mask_rows, columns, search)
-    if counters is not None:
-        kernel = with_hints(attention_decode_once_kernel, tiling.occupancy, tiling.worker_warps)
-        together = heads_together(covering_power(group), queries * widths[1])
-        launch(kernel, (pairs, shares), (*arrays, counters, scale * LOG2_E, *constants, shares, together))
-        return
-    kernel = with_hints(attention_decode_kernel, tiling.occupancy, tiling.worker_warps)
-    launch(kernel, (pairs, shares), (*arrays, scale * LOG2_E, *constants, shares == 1))
+    launch(
+        with_hints(attention_decode_kernel, tiling.occupancy, tiling.worker_warps),
+        (pairs, shares),
+        (
+            q.unflatten(1, (key_heads, group)), k, v, q if mask is None else mask,
+            grouped, parts, tops, totals, scale * LOG2_E,
+            group_rows, queries, tiling.keys, covering_power(width), covering_power(value_width),
+            kind, mask_rows, columns, search, shares == 1,
+        ),
+    )  # fmt: skip
     if shares > 1:
-        constants = (queries, covering_power(shares), widths[1])
+        constants = (queries, covering_power(shares), covering_power(value_width))
         launch(attention_combine_kernel, (group * length, pairs), (parts, tops, totals, grouped, *constants))
-
-
-def share_count(tiling: Tiling, pairs: int, steps: int, processors: int) -> int:
-    """How many blocks share the keys of a head, of which there are `pairs`, in `steps` steps."""
-    wanted = tiling.shares or tiling.blocks * processors // pairs
-    return max(1, min(wanted, steps, MAX_SHARES))
-
-
-def heads_together(heads: int, elements: int) -> int:
-    """Of how many heads, with so many elements each, the last block adds up the results at a time."""
-    return min(heads, max(1, COMBINED_ELEMENTS // elements))
 
 
 def _compact(mask: torch.Tensor, keys: int) -> torch.Tensor:

@@ -19,12 +19,13 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("bench_decode_attention")
 
 
-def test_a_dry_run_goes_through_every_form(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_goes_through_every_tiling(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main([*SMALL, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len({line[:59] for line in lines}) == len(lines)
     assert sum("attention_combine_kernel" in line for line in lines) > 5
-    assert all(("once" in line[:59]) == ("once_kernel" in line) for line in lines)
+    (line,) = (line for line in lines if "llama-8b" in line and "8 blocks of 64" in line)
+    assert line.endswith("attention_decode_kernel (8, 8), attention_combine_kernel (4, 8)")
 
 
 def test_models_with_equal_heads_are_measured_once(bench: Any) -> None:
@@ -34,38 +35,41 @@ def test_models_with_equal_heads_are_measured_once(bench: Any) -> None:
     ]  # fmt: skip
 
 
-def test_both_forms_get_the_same_number_of_blocks(bench: Any) -> None:
+def test_a_name_tells_the_blocks_and_the_keys_of_a_step(bench: Any) -> None:
     (case,) = bench.cases(["llama-8b"], [8], [2048])
     found = bench.tilings(case, 132)
-    for label, tiling in found.items():
-        if not label.endswith("once"):
-            other = found[f"{label} once"]
-            assert (tiling.once, other.once) == (False, True)
-            assert (tiling.shares, tiling.keys, tiling.occupancy) == (other.shares, other.keys, other.occupancy)
+    assert found.pop("rule").shares == 0  # as many as the rule says
+    assert list(found) == [f"{tiling.shares} blocks of {tiling.keys}" for tiling in found.values()]
+    assert {tiling.keys for tiling in found.values()} == {64, 128}
+    assert {tiling.shares for tiling in found.values()} == {4, 8, 16}  # 8 * 132 blocks at most
 
 
 @pytest.fixture
 def small(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A case, and the benchmark as it goes on a GPU, on stand-ins for what only a GPU has."""
-    case = bench.Case("small", (4, 2, 64), 1, 200)
+    case = bench.Case("small", (4, 2, 64), 1, 1000)
     monkeypatch.setattr(bench, "argument_sets", lambda make: [case.make("cpu"), case.make("cpu")])
     monkeypatch.setattr(bench, "median_time", lambda calls: SimpleNamespace(microseconds=float(len(calls))))
     monkeypatch.setattr(bench, "replays_that_differ", lambda run, arguments: 0)
     return case
 
 
-def test_what_is_measured_names_the_best_of_each_form(
-    bench: Any, small: Any, capsys: pytest.CaptureFixture[str]
+def test_what_is_measured_names_the_best(
+    bench: Any, small: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    times = iter((9.0, 8.0, 7.5, 8.5))
+    monkeypatch.setattr(bench, "median_time", lambda calls: SimpleNamespace(microseconds=next(times)))
     row = bench.measure(small)
-    assert set(row["microseconds"]) == set(bench.tilings(small, 132))
-    assert "best of two launches 2.0 us" in capsys.readouterr().out
+    assert row["microseconds"] == {
+        "rule": 9.0, "4 blocks of 128": 8.0, "8 blocks of 128": 7.5, "4 blocks of 256": 8.5,
+    }  # fmt: skip
+    assert "best 7.5 us (8 blocks of 128), rule 9.0 us" in capsys.readouterr().out
 
 
 def test_a_wrong_result_is_not_timed(bench: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     right = bench.attend
-    monkeypatch.setattr(bench, "attend", lambda tiling, *values: right(tiling, *values) * (1.1 if tiling.once else 1))
-    with pytest.raises(SystemExit, match=r"rule once: relative error 1.0.e-01"):
+    monkeypatch.setattr(bench, "attend", lambda tiling, *values: right(tiling, *values) * (1.1 if tiling.shares else 1))
+    with pytest.raises(SystemExit, match=r"4 blocks of 128: relative error 1.0.e-01"):
         bench.measure(small)
 
 

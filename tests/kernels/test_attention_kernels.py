@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -157,6 +158,30 @@ def test_keys_are_shared_among_blocks_only_where_heads_are_too_few(kernels, batc
     with recorded() as launches:
         kernels.gqa_attention(torch.empty(batch, 32, 1, 128, **make), k, k, 0.1)
     assert launches[-1].kernel._pyfunc.__name__ == kernel
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [FULL, BRAIN], ids=str)
+@pytest.mark.parametrize("shares", [1, 2, 5, 33])
+def test_any_number_of_blocks_may_share_the_keys(kernels, monkeypatch, shares, dtype, device):
+    rule, step = kernels.choose_decode_tiling, 16 if dtype == FULL else 32
+    monkeypatch.setattr(kernels, "choose_decode_tiling", lambda *sizes: replace(rule(*sizes), keys=step, shares=shares))
+    for shape in ((2, 6, 2, 1, 1100, 64), (1, 4, 2, 3, 1090, 80), (1, 4, 2, 2, 70, 256)):
+        batch, heads, _, length, keys, width = shape
+        q, k, v = operands(*shape, dtype)
+        check(kernels, "gqa_attention", q, k, v, 0.7 * width**-0.5, device=device)
+        mask = masks(batch, heads, length, keys)["filled part of a cache"]
+        check(kernels, "gqa_attention_masked", q, k, v, mask, width**-0.5, device=device)
+
+
+@pytest.mark.parametrize(("shares", "blocks"), [(1, 1), (5, 5), (63, 32), (0, 8)])
+def test_a_tiling_may_say_how_many_blocks_share_the_keys(kernels, shares, blocks):
+    """No more than there are steps; where it does not say, as many as fill the GPU."""
+    make = {"dtype": BRAIN, "device": "meta"}
+    q, k, y = (torch.empty(4, *size, 128, **make) for size in ((32, 1), (8, 2048), (1, 32)))
+    with recorded() as launches:
+        kernels.run_decode(q, k, k, None, y, 0.1, kernels.Tiling(0, 64, 3, blocks=2, shares=shares))
+    assert launches[0].grid == (32, blocks)
 
 
 #: dtype, Hq, Hk, S, T, D, mask: None, "causal", or rows and dtype of a mask.

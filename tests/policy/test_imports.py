@@ -63,7 +63,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "live": {"alone", "apply", "emit", "export", "folder_form", "live_report", "ops", "planner", "verify"},
     "tuning": set(),
-    "counters": set(),
     "doctor": {"compile", "inventory", "launch", "ops", "tuning"},
     "bench": {"backend", "doctor", "export", "inventory", "live", "model_source", "ops", "survey", "verify"},
     "tune": {"bench", "compile", "cost", "inventory", "launch", "plan", "survey", "tuning"},
@@ -192,11 +191,8 @@ def test_the_table_has_no_cycle() -> None:
 
 @pytest.mark.parametrize("folder", ["patterns", "kernels"])
 def test_data_folders_know_what_they_are_for(folder: str) -> None:
-    """Spellings are marked; kernels are launched, with tiles that may have been measured, and with counters."""
-    known = {
-        "patterns": ("tilegym_fx.spelling.",),
-        "kernels": ("tilegym_fx.launch.", "tilegym_fx.tuning", "tilegym_fx.counters."),
-    }[folder]
+    """Spellings are marked; kernels are launched, with tiles that may have been measured."""
+    known = {"patterns": ("tilegym_fx.spelling.",), "kernels": ("tilegym_fx.launch.", "tilegym_fx.tuning")}[folder]
     for path in python_files(folder):
         ours = {dotted for dotted, _ in imports(path) if dotted.startswith("tilegym_fx")}
         assert all(dotted.startswith(known) for dotted in ours), f"{name(path)}: {ours}"
