@@ -251,7 +251,7 @@ def linear_cases() -> Iterator[Case]:
     ]
     direct = [(4, 512, 4), (4, 1024, 4), (8, 512, 4), (8, 1024, 4), (4, 512, 8)]
     few = [(64, 128, 4), (32, 128, 4), (32, 256, 4), (64, 256, 2), (128, 128, 2), (128, 64, 4)]
-    some = [(64, 128, 3), (32, 256, 3), (128, 64, 3), (128, 128, 2)]
+    some = [(64, 128, 3), (32, 256, 3), (128, 64, 3), (128, 128, 2), (32, 64, 4), (16, 128, 4), (64, 64, 4)]
     many = [
         *((128, 128, 64, 2), (128, 128, 64, 1), (128, 128, 64, 1, 8), (128, 256, 64, 1, 8)),
         *((256, 128, 64, 1, 8), (128, 256, 64, 1, 8, 2), (256, 128, 64, 1, 8, 2), (64, 256, 64, 2)),
@@ -334,12 +334,12 @@ def attention_cases() -> Iterator[Case]:
     for index, shape in enumerate((*PREFILLS, *PREFILLS[:2])):
         tilings = [tiling(*t) for t in prefill[1 << (shape[-1] - 1).bit_length()]]
         yield prefill_case(kernels, shape, tilings, masked=index >= len(PREFILLS))
-    steps = ((64, 2), (64, 3), (32, 4), (128, 2))
-    decode = [tiling(0, *step, 0, blocks) for step in steps for blocks in (2, 4, 8)]
+    steps = ((64, 2), (64, 3), (64, 4), (32, 4), (32, 6), (128, 2), (128, 3), (256, 1))
+    decode = [tiling(0, *step, 0, blocks) for step in steps for blocks in (1, 2, 4)]
     for batch, keys in DECODES:
         yield decode_case(kernels, batch, keys, keys, decode)
     for batch, keys in ((1, 4096), (1, 16384), (8, 8192), (32, 4096)):
-        yield decode_case(kernels, batch, keys, 2048, decode[:6])
+        yield decode_case(kernels, batch, keys, 2048, decode)
 
 
 def heads(batch: int, count: int, length: int, width: int) -> torch.Tensor:

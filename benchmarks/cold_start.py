@@ -12,6 +12,7 @@ its own for all caches, and `warm` has the one that `cold` filled.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import subprocess
@@ -35,6 +36,9 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile the decode step with the backend")
     parser.add_argument("--dry-run", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--json", type=Path, help="write the seconds to this file")
+    parser.add_argument(
+        "--limit", type=float, default=240, metavar="S", help="seconds for one start (default: %(default)s)"
+    )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -44,11 +48,13 @@ def _counted(name: str, seconds: dict[str, float]) -> Iterator[None]:
     started = time.perf_counter()
     yield
     seconds[name] = round(time.perf_counter() - started, 2)
+    print(f"{name}: {seconds[name]} s", file=sys.stderr, flush=True)
 
 
 def inside(args: argparse.Namespace) -> dict[str, float]:
     """The seconds of one start, in this process."""
     seconds: dict[str, float] = {}
+    faulthandler.dump_traceback_later(args.limit, exit=True)
     with _counted("import", seconds):
         import torch
 
@@ -64,6 +70,7 @@ def inside(args: argparse.Namespace) -> dict[str, float]:
         model(tokens, logits_to_keep=1).logits.argmax(-1).item()
     with _counted("generate", seconds):
         _generate(model, tokens, compiled=args.compile)
+    faulthandler.cancel_dump_traceback_later()
     return seconds
 
 
@@ -80,13 +87,13 @@ def start(arguments: list[str], caches: Path) -> dict[str, float]:
     """The seconds of one start in a process of its own, whose caches are below a folder.
 
     Raises:
-        SystemExit: It failed; the message is what it said last.
+        SystemExit: It failed or took too long; where it was then, it has said itself.
     """
     folders = {name: str(caches / name.lower()) for name in CACHES}
     command = [sys.executable, __file__, *arguments, "--inside"]
-    done = subprocess.run(command, env={**os.environ, **folders}, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env={**os.environ, **folders}, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"error: a start failed: {(done.stderr.splitlines() or ['it said nothing'])[-1]}")
+        raise SystemExit("error: a start failed, see above")
     seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return seconds
 

@@ -103,7 +103,7 @@ def _tilegym_rotary_embedding(q: Any, k: Any, cos: Any, sin: Any) -> Any:
 
 
 def _tilegym_linear(x: Any, weight: Any) -> Any:
-    return _tilegym("matmul")(x, weight, trans_b=True)
+    return _tilegym("matmul")(x, weight.t())
 
 
 def _tilegym_attention_causal(q: Any, k: Any, v: Any, mask: None, scale: float) -> Any:
