@@ -18,8 +18,10 @@ Four launches. A pair is a token with one of its experts, numbered t * K + k.
 4. `experts_sum_kernel` sums the K rows of each token in float32.
 
 A grid cannot depend on how many pairs an expert has, so a product has S / ROWS + E blocks along the rows,
-for S pairs, and each finds its expert and rows from the counts; those that find none do nothing. Sums over K
-are in float32; act(gate) * up and each weighted row are rounded to the model's dtype.
+for S pairs, and each finds its expert and tile of rows from the counts; those that find none do nothing. Tiles begin
+at multiples of ROWS, whoever's rows these are: so the sorted rows are loaded whole, by bulk copies, and only the rows
+of the block's own expert are written. Sums over K are in float32; act(gate) * up and each weighted row are rounded to
+the model's dtype.
 """
 
 from __future__ import annotations
@@ -83,28 +85,39 @@ def ids_at(index, pair):
     return ct.astype(ct.gather(index, pair, padding_value=-1), ct.int32)
 
 
-def own_rows(ends, block, rows, EXPERTS):
-    """Expert of a block of rows, its first row and the one after its last; for a block without rows 0, 0, 0."""
+def own_tile(ends, block, rows, EXPERTS):
+    """Expert of a block, its tile of rows, and the first row and the one after the last that are the expert's.
+
+    Tiles are counted from row 0, so that they can be loaded whole; one in which an expert ends and another begins is
+    the tile of two blocks. For a block without rows all is 0.
+    """
     lane = ct.arange(EXPERTS, dtype=ct.int32)
     stop = ct.gather(ends, lane, padding_value=0)
     start = ct.where(lane == 0, 0, ct.gather(ends, ct.maximum(lane - 1, 0), padding_value=0))
-    blocks = ct.where(lane < ends.shape[0], (stop - start + rows - 1) // rows, 0)
+    blocks = ct.where((lane < ends.shape[0]) & (start < stop), (stop + rows - 1) // rows - start // rows, 0)
     through = ct.cumsum(blocks)
     expert = ct.sum(ct.where(through <= block, 1, 0))
     expert = ct.where(expert < EXPERTS, expert, 0)
     chosen = (lane == expert) & (through > block)
-    first = ct.sum(ct.where(chosen, start + (block - through + blocks) * rows, 0))
-    last = ct.sum(ct.where(chosen, stop, 0))
-    return expert, first, last
+    tile = ct.sum(ct.where(chosen, start // rows + block - through + blocks, 0))
+    first = ct.maximum(ct.sum(ct.where(chosen, start, 0)), tile * rows)
+    last = ct.minimum(ct.sum(ct.where(chosen, stop, 0)), (tile + 1) * rows)
+    return expert, tile, first, last
+
+
+def most_blocks(rows, experts, tile):
+    """How many blocks `own_tile` may find rows for: each tile once, and once more for every expert after the first."""
+    return min(rows, -(-rows // tile) + max(0, min(rows, experts) - 1))
 
 
 @ct.kernel
 def experts_gate_up_kernel(
     x, weight, order, ends, out, ACT: Int, PER_TOKEN: Int, EXPERTS: Int, ROWS: Int, COLUMNS: Int, DEPTH: Int
 ):  # fmt: skip
-    expert, first, last = own_rows(ends, ct.bid(0), ROWS, EXPERTS)
+    expert, tile, first, last = own_tile(ends, ct.bid(0), ROWS, EXPERTS)
     column = ct.bid(1)
-    token = own_tokens(order, first, last, ROWS, PER_TOKEN, x.shape[0])
+    row = row_numbers(tile, first, last, ROWS, out.shape[0])
+    token = own_tokens(order, row, PER_TOKEN, x.shape[0])
     lane = ct.reshape(ct.arange(DEPTH, dtype=ct.int32), (1, DEPTH))
     gate = ct.zeros((ROWS, COLUMNS), ct.float32)
     up = ct.zeros((ROWS, COLUMNS), ct.float32)
@@ -114,7 +127,7 @@ def experts_gate_up_kernel(
         up = ct.mma(left, half_tile(weight, expert, 1, k, column, (DEPTH, COLUMNS)), up)
     opened = ct.astype(ct.astype(activation(gate, ACT), out.dtype), ct.float32)
     result = ct.astype(opened * ct.astype(ct.astype(up, out.dtype), ct.float32), out.dtype)
-    put_rows(out, row_numbers(first, last, ROWS, out.shape[0]), column, result)
+    put_rows(out, row, column, result)
 
 
 def steps_of(first, last, width, depth):
@@ -132,16 +145,16 @@ def half_tile(weight, expert, half, k, column, shape):
     return ct.reshape(ct.load(weight, place, shape4, order=(0, 1, 3, 2), padding_mode=ZERO, latency=LATENCY), shape)
 
 
-def own_tokens(order, first, last, rows, per_token, outside):
-    """Token of each row from `first`, [rows, 1]; `outside` from `last` on."""
-    pair = ct.gather(order, row_numbers(first, last, rows, order.shape[0]), padding_value=-1)
-    return ct.reshape(ct.where(pair >= 0, pair // per_token, outside), (rows, 1))
+def own_tokens(order, row, per_token, outside):
+    """Token of each row, [rows, 1]; `outside` where there is none."""
+    pair = ct.gather(order, row, padding_value=-1)
+    return ct.reshape(ct.where(pair >= 0, pair // per_token, outside), (row.shape[0], 1))
 
 
-def row_numbers(first, last, rows, outside):
-    """The rows from `first`, [rows]; `outside` from `last` on."""
-    row = first + ct.arange(rows, dtype=ct.int32)
-    return ct.where(row < last, row, outside)
+def row_numbers(tile, first, last, rows, outside):
+    """The rows of a tile, [rows]; `outside` before `first` and from `last` on."""
+    row = tile * rows + ct.arange(rows, dtype=ct.int32)
+    return ct.where((first <= row) & (row < last), row, outside)
 
 
 def put_rows(out, row, column, tile):
@@ -166,9 +179,10 @@ def experts_clamped_gate_kernel(
     x, weight, bias, order, ends, out, alpha, limit,
     PER_TOKEN: Int, EXPERTS: Int, ROWS: Int, COLUMNS: Int, DEPTH: Int,
 ):  # fmt: skip
-    expert, first, last = own_rows(ends, ct.bid(0), ROWS, EXPERTS)
+    expert, tile, first, last = own_tile(ends, ct.bid(0), ROWS, EXPERTS)
     column = ct.bid(1)
-    token = own_tokens(order, first, last, ROWS, PER_TOKEN, x.shape[0])
+    row = row_numbers(tile, first, last, ROWS, out.shape[0])
+    token = own_tokens(order, row, PER_TOKEN, x.shape[0])
     lane = ct.reshape(ct.arange(DEPTH, dtype=ct.int32), (1, DEPTH))
     both = ct.zeros((ROWS, 2 * COLUMNS), ct.float32)
     for k in range(steps_of(first, last, x.shape[1], DEPTH)):
@@ -181,7 +195,6 @@ def experts_clamped_gate_kernel(
     up = ct.minimum(ct.sum(ct.where(is_gate, 0.0, both), axis=2), limit, propagate_nan=True)
     up = ct.maximum(up, -limit, propagate_nan=True)
     opened = gate / (1.0 + ct.exp2(gate * (-alpha * LOG2_E)))
-    row = row_numbers(first, last, ROWS, out.shape[0])
     put_rows(out, row, column, ct.astype((up + 1.0) * opened, out.dtype))
 
 
@@ -191,13 +204,11 @@ def activation(x, kind):
     return x / (1.0 + ct.exp2(-z * LOG2_E))
 
 
-def grouped_product(x, row, steps, weight, expert, column, shape, out_first):
-    """Rows of x times tiles of one expert's matrix, [depth, columns] each, summed over the steps."""
-    rows, depth = row.shape[0], shape[0]
-    lane = ct.reshape(ct.arange(depth, dtype=ct.int32), (1, depth))
+def grouped_product(x, tile, steps, weight, expert, column, rows, shape, out_first):
+    """A tile of x times tiles of one expert's matrix, [depth, columns] each, summed over the steps."""
     sums = ct.zeros((rows, shape[1]), ct.float32)
     for k in range(steps):
-        left = ct.gather(x, (ct.reshape(row, (rows, 1)), k * depth + lane))
+        left = ct.load(x, (tile, k), (rows, shape[0]), padding_mode=ZERO)
         sums = ct.mma(left, weight_tile(weight, expert, k, column, shape, out_first), sums)
     return sums
 
@@ -207,13 +218,13 @@ def experts_down_kernel(
     x, weight, bias, order, ends, pair_weight, out,
     OUT_FIRST: Flag, BIAS: Flag, EXPERTS: Int, ROWS: Int, COLUMNS: Int, DEPTH: Int,
 ):  # fmt: skip
-    expert, first, last = own_rows(ends, ct.bid(0), ROWS, EXPERTS)
+    expert, tile, first, last = own_tile(ends, ct.bid(0), ROWS, EXPERTS)
     column = ct.bid(1)
-    row = row_numbers(first, last, ROWS, x.shape[0])
     steps = steps_of(first, last, x.shape[1], DEPTH)
-    sums = grouped_product(x, row, steps, weight, expert, column, (DEPTH, COLUMNS), OUT_FIRST)
+    sums = grouped_product(x, tile, steps, weight, expert, column, ROWS, (DEPTH, COLUMNS), OUT_FIRST)
     if BIAS:
         sums = sums + ct.astype(ct.load(bias, (expert, column), (1, COLUMNS), padding_mode=ZERO), ct.float32)
+    row = row_numbers(tile, first, last, ROWS, x.shape[0])
     pair = ct.gather(order, row, padding_value=out.shape[0])
     factor = ct.reshape(ct.astype(ct.gather(pair_weight, pair), ct.float32), (ROWS, 1))
     put_rows(out, pair, column, ct.astype(sums * factor, out.dtype))
@@ -255,7 +266,7 @@ class _Pass:
         if self.out.numel() and self.pairs:
             launch(experts_sort_kernel, (count + 1,), (top_k_index.reshape(-1), self.order, self.ends, SORT_WIDTH))
             self.tiling = tiling = pick_tiling(self.pairs, count, hidden_states.itemsize)
-            self.blocks = min(self.pairs, self.pairs // tiling.rows + min(self.pairs, count))
+            self.blocks = most_blocks(self.pairs, count, tiling.rows)
             self.cut = (covering_power(count), tiling.rows, tiling.columns, tiling.depth)
 
     def grid(self, columns: int) -> tuple[int, int]:

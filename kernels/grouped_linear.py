@@ -14,7 +14,7 @@ import torch
 
 from tilegym_fx.launch import covering_power, launch, with_hints
 
-from .experts import grouped_product, own_rows, pick_tiling, put_rows, row_numbers, steps_of
+from .experts import grouped_product, most_blocks, own_tile, pick_tiling, put_rows, row_numbers, steps_of
 
 Int = ct.Constant[int]
 
@@ -23,12 +23,11 @@ Int = ct.Constant[int]
 def grouped_linear_kernel(
     x, weight, ends, out, OUT_FIRST: ct.Constant[bool], EXPERTS: Int, ROWS: Int, COLUMNS: Int, DEPTH: Int
 ):  # fmt: skip
-    expert, first, last = own_rows(ends, ct.bid(0), ROWS, EXPERTS)
+    expert, tile, first, last = own_tile(ends, ct.bid(0), ROWS, EXPERTS)
     column = ct.bid(1)
-    row = row_numbers(first, last, ROWS, x.shape[0])
     steps = steps_of(first, last, x.shape[1], DEPTH)
-    sums = grouped_product(x, row, steps, weight, expert, column, (DEPTH, COLUMNS), OUT_FIRST)
-    put_rows(out, row, column, ct.astype(sums, out.dtype))
+    sums = grouped_product(x, tile, steps, weight, expert, column, ROWS, (DEPTH, COLUMNS), OUT_FIRST)
+    put_rows(out, row_numbers(tile, first, last, ROWS, x.shape[0]), column, ct.astype(sums, out.dtype))
 
 
 def _grouped(
@@ -38,7 +37,7 @@ def _grouped(
     out = torch.empty(rows, columns, dtype=input.dtype, device=input.device)
     if out.numel() and experts:
         tiling = pick_tiling(rows, experts, input.itemsize)
-        blocks = min(rows, rows // tiling.rows + min(rows, experts))
+        blocks = most_blocks(rows, experts, tiling.rows)
         cut = (covering_power(experts), tiling.rows, tiling.columns, tiling.depth)
         grid = (blocks, -(-columns // tiling.columns))
         launch(with_hints(grouped_linear_kernel, tiling.occupancy), grid, (input, weight, ends, out, out_first, *cut))
