@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.fx import Node
 
+from . import __version__
 from .errors import ExportError
 from .export import ExportedGraph, build, export_phase, longest, site_of
 from .forms import Forms, find_forms
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_SEQ = 2048
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
-_PACKAGES = ("tilegym-fx", "torch", "transformers", "cuda-tile")
+_PACKAGES = ("torch", "transformers", "cuda-tile")
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ class Survey:
 def versions() -> dict[str, str]:
     """The versions that a report depends on."""
     packages = {package: _version(package) for package in _PACKAGES}
-    return {"python": platform.python_version(), **packages, "torch": torch.__version__}
+    own = {"python": platform.python_version(), "tilegym-fx": __version__}  # which need not be installed
+    return {**own, **packages, "torch": torch.__version__}
 
 
 def _version(package: str) -> str:

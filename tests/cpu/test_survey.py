@@ -10,6 +10,7 @@ import tiny_folder
 import torch
 from pass_checks import INVENTORY
 
+from tilegym_fx import __version__
 from tilegym_fx import survey as module
 from tilegym_fx.cost import get_device
 from tilegym_fx.errors import ExportError
@@ -119,3 +120,12 @@ class TestSurvey:
 def test_versions_are_of_what_is_installed() -> None:
     assert versions()["torch"] == torch.__version__
     assert versions()["transformers"] != "not installed"
+
+
+def test_the_own_version_is_known_in_a_source_tree_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(package: str) -> str:
+        raise module.PackageNotFoundError(package)
+
+    monkeypatch.setattr(module, "version", absent)
+    assert versions()["tilegym-fx"] == __version__
+    assert versions()["cuda-tile"] == "not installed"
