@@ -54,6 +54,13 @@ class Clock:
             seconds.append(time.perf_counter() - start)
         return seconds
 
+    def settle(self, call: Call, seconds: float) -> None:
+        """Call it for a while: under load a GPU is fast at first, and takes its time to find its clock."""
+        end = time.perf_counter() + seconds
+        while self.on_gpu and time.perf_counter() < end:
+            call()
+            self.wait()
+
     def captured(self, call: Call) -> Call:
         """The call as the replay of a CUDA graph; without a GPU, itself.
 

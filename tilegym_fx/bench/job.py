@@ -26,6 +26,7 @@ class Job:
         repeats: How often a call is timed (a generation less often).
         judge: Keep a float32 copy of the model to judge by, where it fits; the first worker does.
         timed: False where only reference logits are wanted.
+        graphed: Time a prompt as a decode step is timed, inside a CUDA graph: the GPU's time without the host.
         trust_remote_code: Whether code that comes with the configuration may run.
         trace: Where to leave traces; the variant and the case go into the name.
         inventory: Further inventory roots, besides those of ``TILEGYM_FX_INVENTORY``.
@@ -42,6 +43,7 @@ class Job:
     repeats: int = 40
     judge: bool = True
     timed: bool = True
+    graphed: bool = False
     trust_remote_code: bool = False
     trace: str | None = None
     inventory: tuple[str, ...] = ()
