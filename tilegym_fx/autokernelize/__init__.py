@@ -8,6 +8,7 @@ writing      the files of a kernel: copied, adapted, synthesised, or by a hook
 judging      is the kernel right, alone and in the model
 figures      coverage and throughput, estimated where there is no GPU
 measuring    the same as the benchmark measures them
+verdict      is it kept
 repository   git: a clean tree before, one commit each, back to the last kept one
 ledger       what has been tried: the table of results, and what a resumed run needs
 preflight    is everything there

@@ -111,7 +111,7 @@ class Experiment:
     """Carries out a request."""
 
     def __init__(self, request: Request) -> None:
-        self._request = request
+        self._request, self._started = request, time.monotonic()
         self._root = Path(request.root).resolve()
         self._device = _device(request)
         self._policy = Policy(self._device)
@@ -280,8 +280,9 @@ class Experiment:
         if request.baseline:  # an earlier run's may be another version's
             shutil.rmtree(reference, ignore_errors=True)
         bench = Bench(
-            subject.name, request.layers, self._root, reference, request.limit, subject.positions, dtype=subject.dtype
-        )
+            subject.name, request.layers, self._root, reference, request.limit, subject.positions, dtype=subject.dtype,
+            until=self._started + request.limit,
+        )  # fmt: skip
         return bench.figures(kernels_of(inventory, tested) if tested else ())
 
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from .subject import Subject
 
+#: Noise above which a throughput is not compared with another.
+TRUSTED = 0.03
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -36,12 +39,14 @@ class Figures:
         throughput: Tokens a second, or calls of a module that is no language model.
         noise: By how much throughput may differ between runs of the same, as a share.
         measured: Whether a GPU said so.
+        note: Why the host's time is in the throughput; empty where it is not.
     """
 
     coverage: float
     throughput: float
     noise: float = 0.0
     measured: bool = False
+    note: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """For the ledger."""

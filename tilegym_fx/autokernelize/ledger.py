@@ -23,6 +23,8 @@ class Row:
         commit: Where it can be found; ``-`` if it was not committed.
         coverage: With its kernel in place; None where that is unknown.
         throughput: The same.
+        noise: By how much that may be off, as a share; None where it was not measured, or not written down.
+        note: Why the host's time is in it.
         name: Of the Definition.
         kind: What candidate there was.
         region: The region's place.
@@ -43,6 +45,13 @@ class Row:
     key: str = ""
     seconds: float = 0.0
     files: tuple[str, ...] = ()
+    noise: float | None = None
+    note: str = ""
+
+    @property
+    def told(self) -> str:
+        """The description, with what a reader of the figures has to know."""
+        return f"{self.description} ({self.note})" if self.note else self.description
 
 
 @dataclass
@@ -74,8 +83,15 @@ class Ledger:
 
     @property
     def last_kept(self) -> Row:
-        """The row whose figures the next experiment has to beat."""
+        """The row whose coverage the next experiment has to beat."""
         return next(row for row in reversed(self.rows) if row.status == "keep")
+
+    @property
+    def fastest_kept(self) -> Row:
+        """The row whose throughput it has to hold: drops that are within the noise one by one must not add up."""
+        kept = [row for row in self.rows if row.status == "keep"]
+        baseline = max((i for i, row in enumerate(kept) if not row.key), default=0)  # later ones are of another tree
+        return max(kept[baseline:], key=lambda row: row.throughput or 0.0)
 
     def in_vain(self) -> int:
         """How many experiments since the last one kept."""
@@ -135,12 +151,13 @@ def save(ledger: Ledger, results: Path) -> None:
 def table(ledger: Ledger) -> str:
     """The table of results as Markdown."""
     figures = ledger.environment.get("figures", "")
+    noise = " ± is how far a throughput may be off." if any(row.noise is not None for row in ledger.rows) else ""
     lines = [
         f"# {ledger.model}",
         "",
         *(f"- {name}: {value}" for name, value in ledger.environment.items()),
         "",
-        f"Coverage and throughput are {figures}.",
+        f"Coverage and throughput are {figures}.{noise}",
         "",
         "| commit | cuTile coverage | cuTile throughput | status | description |",
         "|---|---|---|---|---|",
@@ -149,15 +166,21 @@ def table(ledger: Ledger) -> str:
     return "\n".join(lines) + "\n"
 
 
+def shown(row: Row) -> str:
+    """The throughput, with its noise where that is known."""
+    if row.throughput is None:
+        return "-"
+    return f"{row.throughput:,.1f}" + ("" if row.noise is None else f" ± {row.noise:.1%}")
+
+
 def _line(row: Row) -> str:
     coverage = "-" if row.coverage is None else f"{row.coverage:.2%}"
-    throughput = "-" if row.throughput is None else f"{row.throughput:,.1f}"
     cells = (
         row.commit[:10],
         coverage,
-        throughput,
+        shown(row),
         row.status,
-        row.description.replace("|", "/").replace("\n", " "),
+        row.told.replace("|", "/").replace("\n", " "),
     )
     return f"| {' | '.join(cells)} |"
 

@@ -21,9 +21,7 @@ from .ledger import Ledger, Row
 from .preflight import environment, require_clean
 from .repository import Repository
 from .subject import is_file
-
-#: Figures that differ by less are the same.
-_SAME = 1e-6
+from .verdict import against, against_baseline
 
 
 class InterruptedRunError(TilegymFxError):
@@ -172,6 +170,9 @@ def _baseline(options: Options, repository: Repository, run_book: Ledger, say: C
     if answer.reply is None or answer.end != "answered":
         raise UsageError(f"the baseline of {options.model} cannot be taken: {answer.why}",
                          advice="Look at log.txt in the results folder")  # fmt: skip
+    if why := against_baseline(answer.reply.figures):
+        raise UsageError(f"nothing can be compared with the baseline of {options.model}: {why}",
+                         advice="Run it when nothing else uses the GPU or the host")  # fmt: skip
     row = Row(len(run_book.rows), "keep", "baseline", repository.head, seconds=time.monotonic() - started)
     run_book.rows.append(_with_figures(row, answer.reply))
     run_book.passed_over.clear()  # another tree may have what was missing
@@ -225,25 +226,11 @@ def _settled(answer: Answer, repository: Repository, run_book: Ledger, number: i
     if reply.files:
         files = [repository.root / file for file in reply.files]
         row = replace(row, commit=repository.commit(files, f"{reply.name} ({_origin(reply)})"))
-    against = _against(reply, run_book.last_kept)
-    if against:
+    if why := against(reply, run_book):
         repository.back_to(run_book.head)
-        return replace(row, description=f"{row.description}: {against}")
+        return replace(row, description=f"{row.description}: {why}")
     run_book.head = repository.head
     return replace(row, status="keep")
-
-
-def _against(reply: Reply, before: Row) -> str:
-    """What speaks against keeping it; empty for nothing."""
-    if reply.status != "right":
-        return reply.problems[0] if reply.problems else "it is not right"
-    coverage, throughput = reply.figures["coverage"], reply.figures["throughput"]
-    floor = (before.throughput or 0.0) * (1 - reply.figures["noise"] - _SAME)
-    if throughput < floor:
-        return f"throughput would drop from {before.throughput:,.1f} to {throughput:,.1f}"
-    if coverage <= (before.coverage or 0.0) + _SAME:
-        return f"coverage stays at {coverage:.2%}"
-    return ""
 
 
 def _turn_of(folder: Path) -> tuple[str, str, str]:
@@ -264,7 +251,9 @@ def _changes_of(folder: Path) -> set[str]:
 def _with_figures(row: Row, reply: Reply) -> Row:
     if not reply.figures:
         return row
-    return replace(row, coverage=reply.figures["coverage"], throughput=reply.figures["throughput"])
+    found = reply.figures
+    noise = found["noise"] if found["measured"] else None
+    return replace(row, coverage=found["coverage"], throughput=found["throughput"], noise=noise, note=found["note"])
 
 
 def _description(reply: Reply) -> str:
@@ -312,5 +301,5 @@ def _folder(options: Options, number: int) -> Path:
 
 
 def _told(row: Row) -> str:
-    coverage = "" if row.coverage is None else f" coverage {row.coverage:.2%}, throughput {row.throughput:,.1f};"
-    return f"{row.number}: {row.status};{coverage} {row.description}"
+    coverage = "" if row.coverage is None else f" coverage {row.coverage:.2%}, throughput {book.shown(row)};"
+    return f"{row.number}: {row.status};{coverage} {row.told}"

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from .charts import bars, timeline
-from .ledger import Ledger, Row, slug
+from .ledger import Ledger, Row, shown, slug
 
 _STYLE = """
 :root { --ours: #2a7d4f; --rest: #c9ced6; --bad: #b3432f; --ink: #1c2128; --soft: #5b6472; --line: #dfe3e8; }
@@ -91,8 +91,8 @@ def _headline(ledger: Ledger) -> str:
     tried, held = (sum(1 for row in ledger.rows if row.key and s in (row.status, "")) for s in ("", "keep"))
     times = (last.throughput or 0.0) / (first.throughput or 1.0)
     return (
-        f"<p>Coverage <b>{first.coverage:.1%} → {last.coverage:.1%}</b>, throughput <b>{first.throughput:,.1f} → "
-        f"{last.throughput:,.1f}</b> ({times:.2f}x). {held} of {tried} experiments were kept.</p>"
+        f"<p>Coverage <b>{first.coverage:.1%} → {last.coverage:.1%}</b>, throughput <b>{shown(first)} → "
+        f"{shown(last)}</b> ({times:.2f}x). {held} of {tried} experiments were kept.</p>"
     )
 
 
@@ -103,11 +103,10 @@ def _table(rows: list[Row]) -> str:
 
 def _row(row: Row) -> str:
     coverage = "-" if row.coverage is None else f"{row.coverage:.2%}"
-    throughput = "-" if row.throughput is None else f"{row.throughput:,.1f}"
-    cells = (str(row.number), row.commit[:10], coverage, throughput)
+    cells = (str(row.number), row.commit[:10], coverage, shown(row))
     return (
         f"<tr>{''.join(f'<td>{_e(c)}</td>' for c in cells)}<td class='{row.status}'>{row.status}</td>"
-        f"<td>{_e(row.description)}</td><td>{row.seconds:.0f}</td></tr>"
+        f"<td>{_e(row.told)}</td><td>{row.seconds:.0f}</td></tr>"
     )
 
 
