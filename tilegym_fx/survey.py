@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from . import __version__
+import tilegym_fx
+
 from .errors import ExportError
 from .export import ExportedGraph, build, export_phase, longest, site_of
 from .forms import Forms, find_forms
@@ -112,7 +113,7 @@ class Survey:
 def versions() -> dict[str, str]:
     """The versions that a report depends on."""
     packages = {package: _version(package) for package in _PACKAGES}
-    own = {"python": platform.python_version(), "tilegym-fx": __version__}  # which need not be installed
+    own = {"python": platform.python_version(), "tilegym-fx": tilegym_fx.__version__}  # which need not be installed
     return {**own, **packages, "torch": torch.__version__}
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-import random
 import shlex
 import sys
-import time
 import types
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -18,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from repository import ROOT
-from transformers import masking_utils
 
 from tilegym_fx.backend import tilegym_fx_backend
 from tilegym_fx.bench import patches, profile, run
@@ -103,28 +99,6 @@ def test_spread_leaves_out_the_outermost_tenth() -> None:
     samples = Samples((9.0, *[1.0] * 9, *[2.0] * 9, 0.1))
     assert samples.median == pytest.approx(1.5)
     assert samples.spread == pytest.approx((2.0 - 1.0) / 1.5)
-
-
-def test_the_uncertainty_of_a_median_is_less_than_the_spread_but_sees_what_lasts() -> None:
-    alternating = Samples((1.0, 1.1) * 32)
-    drifting = Samples(tuple(1.0 + 0.1 * n / 63 for n in range(64)))
-    one_bad_moment = Samples((*[1.3] * 8, *[1.0] * 56))
-    assert alternating.spread == pytest.approx(0.1 / 1.05)
-    assert alternating.uncertainty == 0.0
-    assert drifting.uncertainty == pytest.approx(0.1 * 40 / 63 / 2 / 1.05)  # from the second eighth to the seventh
-    assert one_bad_moment.spread == pytest.approx(0.3)
-    assert one_bad_moment.uncertainty == 0.0
-    assert Samples((*[1.3] * 16, *[1.0] * 48)).uncertainty == pytest.approx(0.15)
-    assert Samples((1.0,) * 7).uncertainty == math.inf
-
-
-def test_the_uncertainty_is_about_what_medians_of_the_same_differ_by() -> None:
-    """The medians of two runs of the same are farther apart than the larger uncertainty in a twentieth of cases."""
-    draw = random.Random(0)
-    runs = [Samples(tuple(1.0 + 0.02 * draw.gauss(0.0, 1.0) for _ in range(64))) for _ in range(4000)]
-    pairs = list(zip(runs[::2], runs[1::2], strict=True))
-    slower = sum(b.median - a.median > max(a.uncertainty, b.uncertainty) for a, b in pairs) / len(pairs)
-    assert 0.02 < slower < 0.08
 
 
 def test_a_rate_is_the_mean_over_calls_with_its_deviation() -> None:
@@ -446,80 +420,6 @@ def test_a_step_that_no_graph_holds_still_has_its_time_on_the_clock(
     assert result["gpu"] is None
     assert result["wall_ms"] > 0
     assert "cannot be captured" in result["note"]
-
-
-@pytest.mark.parametrize(("graphed", "captured"), [(False, []), (True, ["Prefill"])])
-def test_a_prompt_is_timed_inside_a_graph_where_the_job_asks_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphed: bool, captured: list[str]
-) -> None:
-    seen: list[str] = []
-
-    def capture(self: Clock, call: Any) -> Any:
-        seen.append(type(call).__name__)
-        return lambda: time.sleep(0.5)
-
-    monkeypatch.setattr(Clock, "captured", capture)
-    result = work(replace(tiny(tmp_path, "eager", CASES[0]), graphed=graphed))[-1]
-    assert seen == captured
-    assert (result["gpu_ms"] > 500) is graphed
-    assert result["wall_ms"] < 500
-    assert result["note"] == ""
-
-
-def test_a_prompt_inside_a_graph_has_no_mask_where_it_has_none_when_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Transformers builds it in a capture, as in any trace, and attention would run other kernels."""
-    masks: list[torch.Tensor | None] = []
-    attention = torch.nn.functional.scaled_dot_product_attention
-
-    def spy(*args: Any, attn_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
-        masks.append(attn_mask)
-        return attention(*args, attn_mask=attn_mask, **kwargs)
-
-    def capture(self: Clock, call: Any) -> Any:
-        with pytest.MonkeyPatch.context() as during:
-            during.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-            during.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
-            call()
-        return call
-
-    monkeypatch.setattr(Clock, "captured", capture)
-    assert work(replace(tiny(tmp_path, "eager", CASES[0]), graphed=True))[-1]["error"] is None
-    assert masks
-    assert set(masks) == {None}
-
-
-def test_a_compiled_prompt_inside_a_graph_is_as_it_was_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(Clock, "captured", lambda self, call: (seen.append(dict(vars(masking_utils))), call)[1])
-    work(tiny(tmp_path, "eager", CASES[0]))
-    work(replace(tiny(tmp_path, "compile", CASES[0]), graphed=True))
-    assert [one["is_tracing"] for one in seen] == [masking_utils.is_tracing]
-
-
-def test_a_gpu_is_under_load_for_a_while_before_its_clock_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter(range(100))
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))
-    monkeypatch.setattr(Clock, "wait", lambda self: None)
-    calls: dict[str, list[None]] = {"cuda": [], "cpu": []}
-    for device, made in calls.items():
-        Clock(device).settle(lambda made=made: made.append(None), 5.0)
-    assert {device: len(made) for device, made in calls.items()} == {"cuda": 4, "cpu": 0}
-
-
-def test_a_prompt_that_no_graph_holds_is_timed_as_ever_with_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: Clock, call: Any) -> Any:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(Clock, "captured", refuse)
-    result = work(replace(tiny(tmp_path, "eager", CASES[0]), graphed=True))[-1]
-    assert result["gpu_ms"] > 0
-    assert result["note"].startswith("a prompt cannot be captured into a CUDA graph: RuntimeError: operation not")
 
 
 class FakeChild:
