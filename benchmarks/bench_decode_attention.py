@@ -96,10 +96,10 @@ def cases(models: Sequence[str], batches: Sequence[int], contexts: Sequence[int]
 def tilings(case: Case, processors: int) -> dict[str, Any]:
     """The rule's tiling, and others by number of blocks and keys of a step."""
     pairs, keys = case.batch * case.heads[1], case.filled + SPARE
-    rule = KERNELS.choose_decode_tiling(case.heads[2], 2, keys, pairs, processors)
+    rule = KERNELS.choose_decode_tiling(case.heads[2], 2)
     found = {"rule": rule}
-    short = replace(rule, keys=8192 // case.heads[2], occupancy=3)
-    for tiling in (short, replace(short, keys=2 * short.keys, occupancy=2)):
+    half = replace(rule, keys=rule.keys // 2, occupancy=2)
+    for tiling in (replace(half, keys=half.keys // 2, occupancy=3), half, rule):
         for blocks in BLOCKS:
             if blocks * pairs <= 8 * processors and blocks * tiling.keys <= keys:
                 found[f"{blocks} blocks of {tiling.keys}"] = replace(tiling, shares=blocks)

@@ -96,7 +96,7 @@ def head_arguments(tokens: int, heads: int, dim: int) -> Arguments:
 
 
 def tile(outer: int, inner: int, chunk: int) -> Patch:
-    def pick(rows: int, heads: int, hidden: int) -> tuple[int, int, int, bool]:
+    def pick(rows: int, heads: int, *_: int) -> tuple[int, int, int, bool]:
         return outer, inner, chunk, rows % outer == 0 and heads % inner == 0
 
     return {"pick_tiles": pick}

@@ -15,9 +15,12 @@ of one tile, so that keys and values are read once, and blocks share the keys am
 
 Masks are boolean (True = attend) or added to the scaled products. Most of a mask is often empty: above the
 diagonal, outside a window, beyond the filled part of a static cache. Keys outside the span that the queries
-of a block see are not read. In decode each block finds that span itself, before it takes its share; where
-shares are of a step or two, it just looks whether its own are needed. In prefill `attention_span_kernel`
-writes the span. A query that sees no key gives 0, as in F.scaled_dot_product_attention.
+of a block see are not read. In decode each block finds that span itself, before it takes its share; in prefill
+`attention_span_kernel` writes it. A query that sees no key gives 0, as in F.scaled_dot_product_attention.
+
+In decode no step looks at its own tile of the mask to leave the product out: with such an `if` in its loop the
+kernel was some 1 us faster for caches whose masks arrive by bulk copies (rows of a multiple of 16 bytes), and never
+ended on an H200 for all others (CTK 13.4.92).
 
 Tiles have the next power of two above D (80 and 96 run as 128); the part beyond D is zeros, which add
 nothing.
@@ -32,7 +35,7 @@ import cuda.tile as ct
 import torch
 
 from tilegym_fx import tuning
-from tilegym_fx.launch import H200_PROCESSORS, covering_power, launch, processor_count, with_hints
+from tilegym_fx.launch import covering_power, launch, processor_count, with_hints
 
 # What the argument `mask` of the kernels is: their parameter MASK.
 NO_MASK = 0
@@ -52,8 +55,6 @@ SPAN_COLUMNS = 512
 #: each step costs the latency of memory. Never fewer, however few the keys are: with tiles of 16 columns the
 #: kernel never ended on an H200 (CTK 13.4.92, a boolean mask of 13 keys).
 SPAN_ELEMENTS = 4096
-#: Up to so many steps of a decode block are looked at one by one, instead of searching the span of all.
-UNSEARCHED_STEPS = 2
 #: Up to so many queries count as decode, if with their heads they fill at most 128 rows of 2-byte elements or
 #: 32 of 4-byte ones: rows times the square of the element size.
 DECODE_QUERIES = 8
@@ -216,7 +217,7 @@ def attention_prefill_kernel(
 def attention_decode_kernel(
     q, k, v, mask, y, parts, tops, totals, factor,
     HEADS: Int, QUERIES: Int, KEYS: Int, WIDTH: Int, VALUE_WIDTH: Int,
-    MASK: Int, MASK_ROWS: Int, COLUMNS: Int, SEARCH: Flag, DIRECT: Flag,
+    MASK: Int, MASK_ROWS: Int, COLUMNS: Int, DIRECT: Flag,
 ):  # fmt: skip
     ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
@@ -226,7 +227,7 @@ def attention_decode_kernel(
     query = ct.load(q, (batch, head, 0, 0, 0), (1, 1, HEADS, QUERIES, WIDTH), padding_mode=ZERO)
     query = ct.reshape(query, (rows, WIDTH))
     first, last = 0, ct.cdiv(keys, KEYS)
-    if SEARCH:
+    if MASK != NO_MASK:
         from_end, from_start = reach(mask, batch, 0, 0, MASK_ROWS, COLUMNS, MASK)
         first, last = (keys - ct.max(from_end)) // KEYS, ct.cdiv(ct.max(from_start), KEYS)
     share = ct.cdiv(ct.maximum(last - first, 0), ct.num_blocks(1))
@@ -246,12 +247,8 @@ def attention_decode_kernel(
             if MASK_ROWS > 1:  # the mask has a row for each query, which all heads share
                 tile = ct.broadcast_to(ct.reshape(tile, (1, QUERIES, KEYS)), (HEADS, QUERIES, KEYS))
                 tile = ct.reshape(tile, (rows, KEYS))
-            if SEARCH:  # noqa: SIM114  a constant: joined with the other condition it would be tested in every step
-                scores, rest = masked(products(query, k, batch, head, step, KEYS), factor, tile, MASK)
-                top, total, out = attend(scores, rest, read_values(v, batch, head, step, shape), top, total, out)
-            elif ct.max(ct.where(tile, 1, 0)) > 0:
-                scores, rest = masked(products(query, k, batch, head, step, KEYS), factor, tile, MASK)
-                top, total, out = attend(scores, rest, read_values(v, batch, head, step, shape), top, total, out)
+            scores, rest = masked(products(query, k, batch, head, step, KEYS), factor, tile, MASK)
+            top, total, out = attend(scores, rest, read_values(v, batch, head, step, shape), top, total, out)
     if DIRECT:
         out = out * (1.0 / ct.where(total > 0.0, total, 1.0))
         out = ct.permute(ct.reshape(out, (HEADS, QUERIES, VALUE_WIDTH)), (1, 0, 2))
@@ -337,7 +334,13 @@ def _decode_tiling(q: torch.Tensor, k: torch.Tensor) -> Tiling:
     found = tuning.best("attention_decode", shape_class, q.dtype, tuning.arch_of(q.device))
     if found is not None:
         return Tiling(**found)
-    return choose_decode_tiling(width, q.itemsize, keys, pairs, processor_count(q.device))
+    return choose_decode_tiling(width, q.itemsize, math.prod(decode_rows(q, k)))
+
+
+def decode_rows(q: torch.Tensor, k: torch.Tensor) -> tuple[int, int]:
+    """Query heads of a key head, and queries, padded to the rows of one tile."""
+    queries = covering_power(q.shape[2])
+    return max(covering_power(q.shape[1] // k.shape[1]), MIN_ROWS // queries), queries
 
 
 def _prefill_tiling(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Tiling:
@@ -360,7 +363,7 @@ def _prefill_tiling(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Tiling:
 CANDIDATES = {
     "attention_decode": tuple(
         asdict(Tiling(0, keys, occupancy, blocks=blocks))
-        for keys, occupancy in ((32, 4), (64, 3), (128, 2))
+        for keys, occupancy in ((32, 4), (64, 3), (128, 2), (256, 1))
         for blocks in (1, 2, 4)
     ),
     "attention_prefill": tuple(
@@ -394,27 +397,22 @@ def choose_prefill_tiling(width: int, itemsize: int, waves: float = 1.0) -> Tili
     return Tiling(64, 128, 2)
 
 
-def choose_decode_tiling(
-    width: int, itemsize: int, keys: int = 1, pairs: int = 1, processors: int = H200_PROCESSORS
-) -> Tiling:
-    """Tiles of the decode kernel: a step reads 16 KiB of keys and as much of values; blocks fill one wave.
+def choose_decode_tiling(width: int, itemsize: int, rows: int = MIN_ROWS) -> Tiling:
+    """Tiles of the decode kernel: a step reads 64 KiB of keys and as much of values, one block a multiprocessor.
 
-    Measured like the tiles of prefill; two blocks to a multiprocessor won at every batch and length. Steps are
-    twice as long where that spares a block the search of the mask.
+    Of 24 tilings this was within 9% of the best at every batch and length, where blocks of 16 KiB lost up to 32%
+    (benchmarks/2026-11-30_h200_second, 16 rows). More rows need the registers for their scores.
 
     Args:
         width: D.
         itemsize: Bytes of an element.
-        keys: T.
-        pairs: Key heads of all batches.
-        processors: Multiprocessors of the GPU.
+        rows: Query heads of a key head times queries, padded.
     """
     if itemsize == 4:
         return Tiling(0, 16, 3, blocks=2)
-    step = 8192 // covering_power(width)
-    unsearched = UNSEARCHED_STEPS * max(1, min(2 * processors // pairs, MAX_SHARES))
-    is_wide = step * unsearched < keys <= 2 * step * unsearched
-    return Tiling(0, 2 * step, 2, blocks=2) if is_wide else Tiling(0, step, 3, blocks=2)
+    if rows > MIN_ROWS:
+        return Tiling(0, 8192 // covering_power(width), 3, blocks=2)
+    return Tiling(0, 32768 // covering_power(width), 1, blocks=1)
 
 
 def run_prefill(
@@ -451,8 +449,7 @@ def run_decode(
     batch, heads, length, width = q.shape
     key_heads, keys, value_width = k.shape[1], k.shape[2], v.shape[3]
     group = heads // key_heads
-    queries = covering_power(length)
-    group_rows = max(covering_power(group), MIN_ROWS // queries)
+    group_rows, queries = decode_rows(q, k)
     kind, mask_rows = NO_MASK, 1
     if mask is not None:
         kind = BOOLEAN if mask.dtype == torch.uint8 else ADDITIVE
@@ -462,7 +459,6 @@ def run_decode(
     steps = -(-keys // tiling.keys)
     wanted = tiling.shares or tiling.blocks * processor_count(q.device) // pairs
     shares = max(1, min(wanted, steps, MAX_SHARES))
-    search = mask is not None and (kind == ADDITIVE or steps > UNSEARCHED_STEPS * shares)
     rows = group_rows * queries
     parts = tops = totals = q  # a kernel takes no None; it does not write these then
     if shares > 1:
@@ -476,7 +472,7 @@ def run_decode(
             q.unflatten(1, (key_heads, group)), k, v, q if mask is None else mask,
             grouped, parts, tops, totals, scale * LOG2_E,
             group_rows, queries, tiling.keys, covering_power(width), covering_power(value_width),
-            kind, mask_rows, columns, search, shares == 1,
+            kind, mask_rows, columns, shares == 1,
         ),
     )  # fmt: skip
     if shares > 1:

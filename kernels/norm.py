@@ -266,13 +266,13 @@ def add_layer_norm_kernel(
 
 
 @lru_cache(maxsize=4096)
-def pick_tiles(outer: int, inner: int, hidden: int) -> tuple[int, int, int, bool]:
+def pick_tiles(outer: int, inner: int, hidden: int, elements: int = BLOCK_ELEMENTS) -> tuple[int, int, int, bool]:
     """Chooses the tile of a [outer, inner, hidden] array: OUTER, INNER, CHUNK and ROWS_FIT.
 
     Rows of 1024 columns and more get a block each: 128 threads with one 16-byte load a chunk, all chunks in
     flight at once. Shorter rows share a block, so that its threads have as much to load, unless there are so
     few that multiprocessors would run dry; their CHUNK is the largest power of two that idles at most a fifth
-    of the lanes.
+    of the lanes. A layer norm asks for twice the elements: 768 columns took 16.0 us with four rows, 14.7 with eight.
     """
     if hidden >= FULL_CHUNK:
         chunk = FULL_CHUNK if hidden <= MAX_HELD else LONG_CHUNK
@@ -285,7 +285,7 @@ def pick_tiles(outer: int, inner: int, hidden: int) -> tuple[int, int, int, bool
         return outer * inner >= share * FILL_BLOCKS
 
     rows = 1
-    while (rows * hidden < BLOCK_ELEMENTS or rows * chunk < FULL_CHUNK) and enough_for(2 * rows):
+    while (rows * hidden < elements or rows * chunk < FULL_CHUNK) and enough_for(2 * rows):
         rows *= 2
     per_inner = 1
     while per_inner < rows and inner % (2 * per_inner) == 0:
@@ -316,11 +316,11 @@ def _merges(tensor: torch.Tensor, first: int, last: int) -> bool:
 
 
 def _plan(
-    *tensors: torch.Tensor,
+    *tensors: torch.Tensor, elements: int = BLOCK_ELEMENTS
 ) -> tuple[list[torch.Tensor], tuple[int, int], tuple[int, int, int, int, bool]]:
     rows = as_rows(*tensors)
     outer, inner, hidden = rows[0].shape
-    tile = pick_tiles(outer, inner, hidden)
+    tile = pick_tiles(outer, inner, hidden, elements)
     return rows, (-(-outer // tile[0]), -(-inner // tile[1])), (hidden, *tile)
 
 
@@ -430,7 +430,7 @@ def layer_norm(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Te
         bias: [hidden], any of these dtypes.
         eps: added to the variance.
     """
-    (rows,), grid, tile = _plan(hidden_states)
+    (rows,), grid, tile = _plan(hidden_states, elements=2 * BLOCK_ELEMENTS)
     out = torch.empty(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
     if out.numel():
         launch(layer_norm_kernel, grid, (rows, weight, bias, out.view(rows.shape), eps, *tile))

@@ -40,7 +40,16 @@ def test_equals_the_definition_at_every_kind_of_shape(kernels, name, dtype, devi
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(3, 4, 2, 70, 90, 64), (2, 6, 2, 1, 600, 80), (2, 4, 2, 3, 700, 64)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (3, 4, 2, 70, 90, 64),
+        (2, 6, 2, 1, 600, 80),
+        (2, 4, 2, 3, 700, 64),
+        (2, 8, 2, 1, 13, 128),
+        (2, 8, 2, 12, 12, 128),
+    ],
+)
 def test_masks_boolean_and_added_mean_the_same(kernels, shape, dtype, device):
     batch, heads, _, length, keys, width = shape
     q, k, v = operands(*shape, dtype)
@@ -104,9 +113,9 @@ def test_values_may_be_of_another_width_than_keys(kernels):
 
 
 def test_keys_outside_the_span_of_a_mask_are_not_read(kernels):
-    for length, start, stop in ((1, 256, 512), (70, 128, 640)):
-        q, k, v = (x.clone() for x in operands(1, 4, 2, length, 1024, 64, torch.bfloat16))
-        mask = torch.zeros(1, 1, length, 1024, dtype=torch.bool)
+    for length, start, stop in ((1, 512, 1024), (70, 128, 640)):  # whole steps
+        q, k, v = (x.clone() for x in operands(1, 4, 2, length, 1536, 64, torch.bfloat16))
+        mask = torch.zeros(1, 1, length, 1536, dtype=torch.bool)
         mask[..., start:stop] = True
         expected = kernels.gqa_attention_masked(q, k, v, mask, 0.125)
         for tensor in (k, v):
