@@ -25,7 +25,7 @@ from .cost import device_of
 from .errors import UsageError, did_you_mean
 from .export.sites import site_of
 from .inventory import load
-from .normalize import pin_gradients, pin_products
+from .normalize import pin_gradients
 from .ops import lower_as_calls, tell_of_references, usual_device, what_runs
 from .pipeline import Outcome, find
 from .plan import Policy
@@ -78,7 +78,6 @@ def tilegym_fx_backend(
     policy = Policy(device_of(device), **own)
     outcome = find(aten_graph.graph, load(), policy, site_of, keep_layouts=True)
     rewrite(aten_graph.graph, outcome.plan)
-    pin_products(aten_graph.graph)
     aten_graph.recompile()
     reports.add(replace(outcome, runs=what_runs(device)))
     if outcome.chosen:

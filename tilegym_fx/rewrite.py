@@ -17,12 +17,13 @@ from torch.fx import Graph, Node
 
 from . import ops
 from .errors import RewriteError
+from .normalize import pin_products
 from .normalize.aliasing import Writes, written_args
 from .results import Match, Plan
 
 
 def rewrite(graph: Graph, plan: Plan) -> int:
-    """Replace every chosen Match in place.
+    """Replace every chosen Match in place, and pin what grouped products that stay demand of strides.
 
     Returns:
         The number of op calls written.
@@ -37,7 +38,8 @@ def rewrite(graph: Graph, plan: Plan) -> int:
     if plan.chosen:
         _erase_unread(graph, {node for planned in plan.chosen for node in planned.match.shared})
         _sort(graph, order)
-        graph.lint()
+    pin_products(graph)
+    graph.lint()
     return len(plan.chosen)
 
 

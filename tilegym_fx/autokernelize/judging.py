@@ -17,7 +17,6 @@ from tilegym_fx.export import site_of
 from tilegym_fx.inventory.check import check, run_all
 from tilegym_fx.inventory.collect import collect
 from tilegym_fx.kernel_check import compile_faults, disagreements, error_ratio
-from tilegym_fx.normalize import pin_products
 from tilegym_fx.pipeline import find
 from tilegym_fx.rewrite import rewrite
 
@@ -80,7 +79,6 @@ def model_faults(module: nn.Module, call: Call, inventory: Inventory, policy: Po
         outcome = find(graph_module.graph, inventory, policy, site_of, keep_layouts=True)
         ops.register(inventory)
         rewrite(graph_module.graph, outcome.plan)
-        pin_products(graph_module.graph)
         graph_module.recompile()
         ops.set_backend("interpret")
         try:
