@@ -4,11 +4,11 @@
     python benchmarks/bench_experts.py --only qwen3-30b-a3b --tokens 1 2048 --sweep --json results.json
     python benchmarks/bench_experts.py --dry-run                        # on a CPU: small shapes, interpreted
 
-`fused` is experts_silu or experts_clamped; `parts` is experts_rows, grouped_linear, the gate, grouped_linear and
-experts_combine; `torch` is what transformers runs, with F.grouped_mm, under torch.compile. `--sweep` tries other
-tilings of the products. Every form is compared with float32 first. Times are medians of graph replays on weights that
-are not in the L2 cache (timing.py); GB/s counts the weights of the experts that some token chose. Worker processes
-compile first.
+`fused` is experts_silu or experts_clamped, for prompts with torch's grouped product in it; `parts` is experts_rows,
+grouped_linear, the gate, grouped_linear and experts_combine; `torch` is what transformers runs, with F.grouped_mm,
+under torch.compile. `--sweep` tries other tilings of our own products. Every form is compared with float32 first.
+Times are medians of graph replays on weights that are not in the L2 cache (timing.py); GB/s counts the weights of
+the experts that some token chose. Worker processes compile first.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cuda.tile as ct
 import torch
@@ -33,7 +34,10 @@ from warming import warm
 from tilegym_fx import inventory
 
 INVENTORY = inventory.load()
-SPACES = [sys.modules[INVENTORY.entry_point(name).__module__] for name in ("experts_silu", "grouped_linear")]
+SPACES = [
+    sys.modules[INVENTORY.entry_point(name).__module__]
+    for name in ("grouped_linear", "experts_silu", "experts_clamped")
+]
 #: Experts, of a token, hidden size, intermediate size, and whether biased, clamped and stored [in, out].
 MODELS = {
     "qwen3-30b-a3b": (128, 8, 2048, 768, False),
@@ -159,17 +163,14 @@ def exact(case: Case, *arguments: Any) -> torch.Tensor:
 
 @contextmanager
 def tiled(tiling: Sequence[int] | None) -> Iterator[None]:
-    """The products cut in another way for a while."""
-    before = [space.pick_tiling for space in SPACES]
-    if tiling is not None:
-        chosen = SPACES[0].Tiling(*tiling)
-        for space in SPACES:
-            space.pick_tiling = lambda *_: chosen
-    try:
+    """Our own products, cut in this way, for a while; None leaves both choices to the kernels."""
+    with ExitStack() as stack:
+        for space in SPACES if tiling is not None else ():
+            chosen = SPACES[0].Tiling(*tiling)
+            stack.enter_context(mock.patch.object(space, "torch_groups", return_value=False))
+            if hasattr(space, "pick_tiling"):
+                stack.enter_context(mock.patch.object(space, "pick_tiling", return_value=chosen))
         yield
-    finally:
-        for space, rule in zip(SPACES, before, strict=True):
-            space.pick_tiling = rule
 
 
 def forms(case: Case, sweep: bool) -> Iterator[tuple[str, Run, Sequence[int] | None]]:

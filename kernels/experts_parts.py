@@ -1,10 +1,12 @@
-"""What stands around the products of routed experts, in cuTile, for experts whose gate has no kernel of its own:
+"""What stands around the products of routed experts, in cuTile, for prompts, and experts with any gate:
 
     experts_rows      the rows of all pairs of a token and an expert, sorted by expert
     experts_combine   y[t] = sum over k of w[t, k] * row of pair (t, k)
 
-A pair is a token with one of its experts, numbered t * K + k. The sort is that of kernels/experts.py. To sum, the order
-is turned round first, so that a block finds the K rows of its token; sums are in float32.
+A pair is a token with one of its experts, numbered t * K + k. `experts_sort_kernel` sorts pairs by expert, keeping
+their order: a block for each expert counts the pairs of smaller experts, which gives its place, and then writes its
+own pairs there. No block waits. A last block puts pairs whose expert there is not behind all others. To sum, the
+order is turned round first, so that a block finds the K rows of its token; sums are in float32.
 """
 
 from __future__ import annotations
@@ -14,12 +16,41 @@ import torch
 
 from tilegym_fx.launch import covering_power, launch
 
-from .experts import SORT_WIDTH, experts_sort_kernel
-
+#: Pairs that one step of the sort looks at.
+SORT_WIDTH = 1024
 #: Elements of one block, and its most columns.
 BLOCK, MAX_COLUMNS = 4096, 1024
 
 Int = ct.Constant[int]
+
+
+@ct.kernel
+def experts_sort_kernel(index, order, ends, WIDTH: Int):
+    expert = ct.bid(0)
+    steps = ct.num_tiles(index, 0, (WIDTH,))
+    lane = ct.arange(WIDTH, dtype=ct.int32)
+    before = ct.zeros((WIDTH,), ct.int32)
+    own = ct.zeros((WIDTH,), ct.int32)
+    for step in range(steps):
+        ids = ids_at(index, step * WIDTH + lane)
+        before = before + ct.where((ids >= 0) & (ids < expert), 1, 0)
+        own = own + ct.where(ids == expert, 1, 0)
+    place = ct.sum(before)
+    ct.scatter(ends, expert, place + ct.sum(own))
+    for step in range(steps):
+        pair = step * WIDTH + lane
+        ids = ids_at(index, pair)
+        nobody = ((ids < 0) | (ids >= ends.shape[0])) & (pair < index.shape[0])
+        count = ct.where((ids == expert) | (nobody & (expert == ends.shape[0])), 1, 0)
+        after = ct.cumsum(count)
+        target = ct.where(count == 1, place + after - 1, index.shape[0])  # others are outside and dropped
+        ct.scatter(order, target, ct.astype(pair, order.dtype))
+        place = place + ct.sum(count)
+
+
+def ids_at(index, pair):
+    """Expert of each pair, -1 beyond the last."""
+    return ct.astype(ct.gather(index, pair, padding_value=-1), ct.int32)
 
 
 @ct.kernel
@@ -37,16 +68,39 @@ def experts_inverse_kernel(order, inverse, WIDTH: Int):
     ct.scatter(inverse, pair, row)
 
 
+def pair_numbers(token, per_token, choices, outside):
+    """The pairs of a token, [choices]; `outside` where there is none."""
+    choice = ct.arange(choices, dtype=ct.int32)
+    return ct.where(choice < per_token, token * per_token + choice, outside)
+
+
+def rows_of_pairs(rows, inverse, pair, column):
+    """These columns of the rows of some pairs, [choices, columns] in float32; 0 where there is none."""
+    row = ct.reshape(ct.gather(inverse, pair, padding_value=rows.shape[0]), (pair.shape[0], 1))
+    return ct.astype(ct.gather(rows, (row, ct.reshape(column, (1, column.shape[0])))), ct.float32)
+
+
+def weights_of_pairs(weights, pair):
+    return ct.reshape(ct.astype(ct.gather(weights, pair), ct.float32), (pair.shape[0], 1))
+
+
 @ct.kernel
 def experts_combine_kernel(rows, weights, inverse, out, PER_TOKEN: Int, CHOICES: Int, COLUMNS: Int):
-    token = ct.bid(1)
-    column = ct.bid(0) * COLUMNS + ct.arange(COLUMNS, dtype=ct.int32)
-    choice = ct.arange(CHOICES, dtype=ct.int32)
-    pair = ct.where(choice < PER_TOKEN, token * PER_TOKEN + choice, inverse.shape[0])
-    row = ct.reshape(ct.gather(inverse, pair, padding_value=rows.shape[0]), (CHOICES, 1))
-    values = ct.astype(ct.gather(rows, (row, ct.reshape(column, (1, COLUMNS)))), ct.float32)
-    shares = ct.reshape(ct.astype(ct.gather(weights, pair), ct.float32), (CHOICES, 1))
-    ct.scatter(out, (token, column), ct.astype(ct.sum(values * shares, axis=0), out.dtype))
+    token, column = ct.bid(0), ct.bid(1) * COLUMNS + ct.arange(COLUMNS, dtype=ct.int32)
+    pair = pair_numbers(token, PER_TOKEN, CHOICES, inverse.shape[0])
+    total = ct.sum(rows_of_pairs(rows, inverse, pair, column) * weights_of_pairs(weights, pair), axis=0)
+    ct.scatter(out, (token, column), ct.astype(total, out.dtype))
+
+
+def sort_pairs(top_k_index: torch.Tensor, order: torch.Tensor, ends: torch.Tensor) -> None:
+    """Sorts at least one pair.
+
+    Args:
+        top_k_index: [tokens, experts of a token], integers.
+        order: [pairs], integers, to be filled: which pair stands there.
+        ends: [experts], int32, to be filled: for each expert the place after its last.
+    """
+    launch(experts_sort_kernel, (ends.shape[0] + 1,), (top_k_index.reshape(-1), order, ends, SORT_WIDTH))
 
 
 def experts_rows(
@@ -69,7 +123,7 @@ def experts_rows(
     order = torch.empty(pairs, dtype=torch.int64, device=device)
     ends = torch.zeros(count, dtype=torch.int32, device=device)
     if pairs:
-        launch(experts_sort_kernel, (count + 1,), (top_k_index.reshape(-1), order, ends, SORT_WIDTH))
+        sort_pairs(top_k_index, order, ends)
     if rows.numel():
         columns = min(MAX_COLUMNS, covering_power(width))
         height = min(covering_power(pairs), max(1, BLOCK // columns))
@@ -89,6 +143,13 @@ def experts_combine(rows: torch.Tensor, top_k_weights: torch.Tensor, order: torc
     Returns:
         [tokens, hidden], contiguous, in the dtype of `rows`.
     """
+    return combined(experts_combine_kernel, rows, top_k_weights, order)
+
+
+def combined(
+    kernel: ct.kernel, rows: torch.Tensor, top_k_weights: torch.Tensor, order: torch.Tensor, *more: torch.Tensor
+) -> torch.Tensor:
+    """`experts_combine` by a kernel that may take more tensors."""
     (pairs, width), (tokens, per_token) = rows.shape, top_k_weights.shape
     out = torch.empty(tokens, width, dtype=rows.dtype, device=rows.device)
     if not out.numel() or not pairs:
@@ -97,7 +158,6 @@ def experts_combine(rows: torch.Tensor, top_k_weights: torch.Tensor, order: torc
     launch(experts_inverse_kernel, (-(-pairs // SORT_WIDTH),), (order, inverse, SORT_WIDTH))
     choices = covering_power(per_token)
     columns = min(covering_power(width), max(1, BLOCK // choices))
-    grid = (-(-width // columns), tokens)
-    constants = (per_token, choices, columns)
-    launch(experts_combine_kernel, grid, (rows, top_k_weights.reshape(-1), inverse, out, *constants))
+    grid = (tokens, -(-width // columns))
+    launch(kernel, grid, (rows, top_k_weights.reshape(-1), inverse, out, *more, per_token, choices, columns))
     return out
