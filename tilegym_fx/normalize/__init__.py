@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from .. import settings
 from ..errors import InternalError
-from . import arithmetic, assembly, casts, cleanup, composites, inplace, orders, views
+from . import arithmetic, assembly, casts, cleanup, composites, inplace, orders, ranges, views
 from .aliasing import Writes
 from .edit import GraphPass, aten, calls
 from .gradients import pin_gradients
@@ -51,6 +51,7 @@ PASSES: tuple[GraphPass, ...] = (
     arithmetic.scale_after_views,
     orders.one_inverse,
     orders.sorted_topk,
+    ranges.drop_range_guards,
     arithmetic.one_addmm,
     views.linear_keeps_rank,  # after one_addmm: Conv1D flattens rows around addmm
     cleanup.merge_duplicates,

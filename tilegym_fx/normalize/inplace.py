@@ -54,7 +54,8 @@ def drop_needless_writes(graph: Graph) -> int:
 
 def _has_read(user: Node, position: dict[Node, int], writer: Node) -> bool:
     """Whether a reader is done before the write and keeps no view of what it read."""
-    return position.get(user, len(position)) < position[writer] and _makes_memory(user.target)
+    is_cast = user.target is aten.to.dtype and val(user).dtype != val(user.args[0]).dtype  # type: ignore[arg-type]
+    return position.get(user, len(position)) < position[writer] and (is_cast or _makes_memory(user.target))
 
 
 def _is_new(node: Node) -> bool:
