@@ -363,6 +363,26 @@ def test_asserts_on_tensors_go() -> None:
     assert targets(graph) == ["sin.default"]
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        lambda x: ((y := x * 2).clone(), y.clone()),
+        lambda x: ((y := x * 2) * 1, y + 0),
+        lambda x: ((y := x * 2).clone().view(-1), y.clone()[1:]),
+        lambda x: ((y := x * 2).clone(), y.clone().t(), (y * 1).view(-1)),
+        lambda x: ((y := x * 2).clone().view(-1).clone(), y.clone()),
+    ],
+)
+def test_equal_values_that_the_caller_gets_stay_apart(code: Code) -> None:
+    """Whatever the first of them has become."""
+    graph_module = capture(code, [X])
+    pin_layouts(graph_module.graph)
+    normalize(graph_module.graph)
+    graph_module.recompile()
+    memory = [value.untyped_storage().data_ptr() for value in graph_module(X)]
+    assert len(set(memory)) == len(memory)
+
+
 def test_two_runs_change_nothing_more() -> None:
     def code(x: Any) -> Any:
         left, right = x.float().chunk(2, -1)

@@ -93,3 +93,17 @@ def test_indices_that_are_written_over_keep_their_guards() -> None:
         return (2 * rows).masked_fill((ids >= 8).view(-1, 1), 0.0)
 
     assert guards(code, LOGITS, ROWS)
+
+
+def test_the_only_index_of_a_single_number_keeps_its_guard() -> None:
+    """It has no dimensions whose size would tell a bound."""
+    assert guards(lambda number: torch.topk(number, 1)[1].clamp(max=0), LOGITS[0, 0])
+
+
+def test_guarded_values_that_the_caller_gets_stay_apart() -> None:
+    graph_module = capture(lambda logits: ((ids := chosen(logits)[0]).clamp(max=7), ids.clamp(max=8)), (LOGITS,))
+    normalize(graph_module.graph)
+    graph_module.recompile()
+    one, other = graph_module(LOGITS)
+    one.fill_(-1)
+    assert (other >= 0).all()

@@ -106,19 +106,23 @@ class Writes:
         for position, node in enumerate(graph.nodes if any(map(written_args, graph.nodes)) else ()):
             self._position[node] = position
             for arg in written_args(node):
-                for root in self._memory[0][arg]:
+                for root in self._memory[arg]:
                     self._writes[root].append(position)
 
     @cached_property
-    def _memory(self) -> tuple[dict[Node, frozenset[Node]], tuple[Node, ...]]:
-        """The roots of every node, and the nodes that are returned. Few who ask for writes ask for these as well."""
+    def _memory(self) -> dict[Node, frozenset[Node]]:
+        """The roots of every node. Few who ask for writes ask for these as well."""
         found: dict[Node, frozenset[Node]] = {}
         for node in self._graph.nodes:
             aliased = _aliased_args(node)
             roots = frozenset().union(*(found[a] for a in aliased)) if aliased else frozenset()
             found[node] = roots or frozenset({node})
-        returned = next((node for node in reversed(self._graph.nodes) if node.op == "output"), None)
-        return found, tuple(returned.all_input_nodes) if returned else ()
+        return found
+
+    def _returned(self) -> list[Node]:
+        """What the caller gets, as the graph is now: since the record was made values may have been replaced."""
+        output = next((node for node in reversed(self._graph.nodes) if node.op == "output"), None)
+        return output.all_input_nodes if output else []
 
     def __bool__(self) -> bool:
         return bool(self._writes)
@@ -129,21 +133,24 @@ class Writes:
 
     def roots(self, node: Node) -> frozenset[Node]:
         """The nodes whose memory the node's value may live in; none for a node newer than this record."""
-        return self._memory[0].get(node, frozenset())
+        return self._memory.get(node, frozenset())
 
     def may_stand_for(self, source: Node, copy: Node) -> bool:
         """Whether ``source`` may take the place of an equal value in memory of its own.
 
         Nobody may write either of them, the caller included: of two values that he gets, or gave, neither
-        becomes an alias of the other.
+        becomes an alias of the other. Where the answer is yes, it is taken for done.
         """
         if self.touched(source) or self.touched(copy):
             return False
         shown = aliases(copy)
-        if not any(user.op == "output" for node in shown for user in node.users):
-            return True
-        others = frozenset[Node]().union(*(self.roots(n) for n in self._memory[1] if n not in shown))
-        return not any(root.op != "call_function" or root in others for root in self.roots(source))
+        if any(user.op == "output" for node in shown for user in node.users):
+            others = frozenset[Node]().union(*(self.roots(n) for n in self._returned() if n not in shown))
+            if any(root.op != "call_function" or root in others for root in self.roots(source)):
+                return False
+        if "_memory" in vars(self):  # what is read off the graph later finds it done
+            self._memory.update({node: self.roots(node) | self.roots(source) for node in shown})
+        return True
 
     def epoch(self, value: Node, reader: Node) -> int:
         """How many writes to the value's memory come before the reader."""

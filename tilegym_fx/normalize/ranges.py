@@ -82,5 +82,6 @@ def _entries(topk: Node) -> int | None:
     given = dict(zip(("dim",), topk.args[2:3], strict=False)) | topk.kwargs
     dim = given.get("dim", -1)
     values = topk.args[0]
-    size = val(values).shape[dim] if isinstance(dim, int) and isinstance(values, Node) else None
+    shape = val(values).shape if isinstance(values, Node) else ()
+    size = shape[dim] if shape and isinstance(dim, int) else None  # a single number has no dimensions
     return size if isinstance(size, int) else None
