@@ -18,7 +18,7 @@ from .cost import Device, node_seconds
 from .errors import PatternError
 from .facts import operations_of
 from .match import Matcher
-from .normalize import normalize, pin_layouts
+from .normalize import normalize, note_products, pin_layouts
 from .pattern import FormPatterns, Pattern, form_patterns, merged
 from .plan import Policy, considered, plan, verified, waiting
 from .results import Plan, PlannedMatch, Rejection, Site, misses, places, told
@@ -177,6 +177,7 @@ def find(
     seconds: dict[str, float] = {}
     with _timed("normalize", seconds):
         if keep_layouts:
+            note_products(graph)
             pin_layouts(graph)
         normalize(graph)
     matcher = matcher_for(inventory, considered(inventory, policy), operations_of(graph))

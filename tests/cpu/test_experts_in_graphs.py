@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from fresh_compiler import fresh_compiler
 from small_models import randomized, small_config
 from static_steps import filled_cache, given
@@ -34,20 +33,3 @@ def test_a_step_has_one_op_for_a_layers_experts(model: str, definition: str) -> 
     assert outcome is not None
     assert outcome.counts()[definition] >= 1
     assert not outcome.counts().keys() & {"experts_rows", "grouped_linear", "experts_combine"}
-
-
-@pytest.mark.parametrize("only", [[], ["silu_mul"]])
-def test_a_grouped_product_that_stays_gets_the_strides_that_it_demands(only: list[str]) -> None:
-    """The normal form drops the copy that gave its rows strides of whole 16 bytes."""
-
-    def gated(x: torch.Tensor, up: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        rows = F.silu(x[:, :16]) * up[:, :16]
-        return F.grouped_mm(rows.contiguous(), weight, offs=ends) + F.grouped_mm(
-            x[:, 1:].contiguous(), weight, offs=ends
-        )
-
-    fresh_compiler()
-    x, up = torch.randn(2, 6, 17, dtype=torch.bfloat16)
-    weight, ends = torch.randn(2, 16, 8, dtype=torch.bfloat16), torch.tensor([4, 6], dtype=torch.int32)
-    compiled = torch.compile(gated, backend="tilegym_fx", options={"inner": "eager", "only": only})
-    torch.testing.assert_close(compiled(x, up, weight, ends), gated(x, up, weight, ends))

@@ -15,7 +15,8 @@ from . import arithmetic, assembly, casts, cleanup, composites, inplace, orders,
 from .aliasing import Writes
 from .edit import GraphPass, aten, calls
 from .gradients import pin_gradients
-from .layouts import pin_layouts, pin_products
+from .layouts import pin_layouts
+from .products import note_products, pin_products
 
 #: Order matters only where the comment says so; the list runs until nothing changes.
 PASSES: tuple[GraphPass, ...] = (
@@ -123,4 +124,4 @@ def _require_normal(graph: Graph) -> None:
             raise InternalError(f"node {node.name} ({node.target}) should not be in the normal form")
 
 
-__all__ = ["PASSES", "normalize", "pin_gradients", "pin_layouts", "pin_products"]
+__all__ = ["PASSES", "normalize", "note_products", "pin_gradients", "pin_layouts", "pin_products"]

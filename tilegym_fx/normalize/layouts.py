@@ -55,25 +55,6 @@ def pin_layouts(graph: Graph) -> int:
     return pinned
 
 
-def pin_products(graph: Graph) -> int:
-    """Put a ``contiguous`` before the rows and the ends of every grouped product that is still there.
-
-    It demands strides that the normal form may have lost with a copy. Done when a plan has been carried out, and not
-    before Patterns are looked for: routed experts hold two such products, and a pin between them would hide them.
-
-    Returns:
-        The number of values pinned.
-    """
-    pinned = 0
-    for product in graph.find_nodes(op="call_function", target=aten._grouped_mm.default):
-        for source in {node for node in (product.args[0], *product.args[2:3]) if isinstance(node, Node)}:
-            if source.op == "call_function":
-                pin = insert(product, aten.contiguous.default, (source,), val(source).contiguous())
-                product.replace_input_with(source, pin)
-                pinned += 1
-    return pinned
-
-
 def _has_its_strides(node: Node) -> bool:
     """Whether a value is seen through views and casts alone, so that no copy decides its strides."""
     while node.op == "call_function" and node.target not in _DENSE:
