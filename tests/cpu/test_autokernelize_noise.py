@@ -20,11 +20,12 @@ from tilegym_fx.autokernelize.experiment import Reply
 from tilegym_fx.autokernelize.figures import TRUSTED, Figures
 from tilegym_fx.autokernelize.ledger import Ledger, Row
 from tilegym_fx.autokernelize.loop import Options, run
-from tilegym_fx.autokernelize.measuring import Bench, figures_of
+from tilegym_fx.autokernelize.measuring import Bench, BenchError, figures_of
 from tilegym_fx.autokernelize.page import page
 from tilegym_fx.autokernelize.preflight import environment
+from tilegym_fx.autokernelize.repository import Repository
 from tilegym_fx.bench.results import Result, Samples
-from tilegym_fx.errors import UsageError
+from tilegym_fx.errors import TilegymFxError, UsageError
 
 CASES = ("prefill:1x2048", "decode:1@2048")
 
@@ -121,6 +122,63 @@ def test_a_baseline_that_is_too_noisy_ends_the_run_before_anything_is_tried(
     known = book.read(tmp_path / "results", "org/model")
     assert known is not None
     assert known.rows == []
+
+
+@pytest.mark.parametrize("throughput", [math.nan, math.inf, -1000.0])
+def test_what_is_no_throughput_is_neither_kept_nor_a_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, throughput: float
+) -> None:
+    (tmp_path / "one").mkdir()
+    _, ledger, _ = played(tmp_path / "one", monkeypatch, measured(0.90, 1000.0), measured(0.95, throughput))
+    assert ending(ledger) == [("discard", f"throughput cannot be {throughput}")]
+    (tmp_path / "two").mkdir()
+    with pytest.raises(UsageError, match="throughput cannot be"):
+        played(tmp_path / "two", monkeypatch, measured(0.90, throughput), measured(0.95, 1000.0))
+
+
+@pytest.mark.parametrize("noise", [math.nan, -0.5, -math.inf])
+def test_what_is_no_noise_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: float) -> None:
+    _, ledger, _ = played(tmp_path, monkeypatch, measured(0.90, 1000.0), measured(0.95, 1e6, noise))
+    ((status, why),) = ending(ledger)
+    assert status == "discard"
+    assert why.startswith("noise: ")
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_a_clock_that_fails_gives_no_figures(tmp_path: Path, seconds: float) -> None:
+    failed = Samples((seconds, 0.02) * 20)
+    assert failed.uncertainty == math.inf
+    bench = Bench("m", None, tmp_path, tmp_path, 1.0)
+    object.__setattr__(bench, "_results", lambda: [result(case, failed, steady(0.02)) for case in CASES])
+    with pytest.raises(BenchError, match=r"gives no figures: prefill:1x2048"):
+        bench.figures()
+
+
+@pytest.mark.parametrize("end", [Answer("answered", Reply("baseline", figures=measured(0.9, 990.0, 0.2).as_json())),
+                                 Answer("crashed", None, "no memory"), KeyboardInterrupt()],
+                         ids=["noisy", "crashed", "interrupted"])  # fmt: skip
+def test_a_run_that_ended_without_a_baseline_of_its_tree_takes_it_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Answer | BaseException
+) -> None:
+    asked, _, _ = played(tmp_path, monkeypatch, measured(0.90, 1000.0))
+    file = Path(asked.root) / "kernels" / "mine.py"
+    file.write_text("", encoding="utf-8")
+    repository = Repository(asked.root)
+    repository.commit([file], "another tree")
+
+    def ends(*_: Any) -> Answer:
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    monkeypatch.setattr(loop, "ask", ends)
+    with pytest.raises(TilegymFxError):
+        run(asked, lambda line: None)
+    left = iter([Reply("baseline", figures=measured(0.5, 500.0).as_json()), Reply("nothing")])
+    monkeypatch.setattr(loop, "ask", lambda *_: Answer("answered", next(left)))
+    ledger = run(asked, lambda line: None)
+    assert [(row.description, row.throughput) for row in ledger.rows] == [("baseline", 1000.0), ("baseline", 500.0)]
+    assert ledger.head == repository.head
 
 
 # What is measured

@@ -156,7 +156,7 @@ def _interruptible(options: Options, repository: Repository, run_book: Ledger) -
             run_book.running = None
         book.save(run_book, options.results)
         if isinstance(error, KeyboardInterrupt):
-            raise InterruptedRunError(f"interrupted; the tree is at {run_book.head[:10]}") from error
+            raise InterruptedRunError(f"interrupted; the tree is at {repository.head[:10]}") from error
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -165,7 +165,6 @@ def _interruptible(options: Options, repository: Repository, run_book: Ledger) -
 def _baseline(options: Options, repository: Repository, run_book: Ledger, say: Callable[[str], None]) -> None:
     """Experiment 0: the model as it is."""
     started = time.monotonic()
-    run_book.head = repository.head
     answer = ask(_request(options, run_book, 0, baseline=True), options.limit, _folder(options, 0) / "log.txt")
     if answer.reply is None or answer.end != "answered":
         raise UsageError(f"the baseline of {options.model} cannot be taken: {answer.why}",
@@ -175,6 +174,7 @@ def _baseline(options: Options, repository: Repository, run_book: Ledger, say: C
                          advice="Run it when nothing else uses the GPU or the host")  # fmt: skip
     row = Row(len(run_book.rows), "keep", "baseline", repository.head, seconds=time.monotonic() - started)
     run_book.rows.append(_with_figures(row, answer.reply))
+    run_book.head = repository.head  # not before: a run that ends without this baseline needs it when it goes on
     run_book.passed_over.clear()  # another tree may have what was missing
     _look(run_book, answer.reply)
     book.save(run_book, options.results)

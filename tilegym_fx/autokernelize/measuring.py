@@ -94,6 +94,9 @@ class Bench:
         failed = [f"{r.case}: {r.error}" for r in results if r.error]
         if failed or not results:
             raise BenchError(f"the benchmark of {self.model} gives no figures: {(failed or ['nothing ran'])[0]}")
+        untimed = [r.case for r in results if not _samples(r).are_times]
+        if untimed:
+            raise BenchError(f"the benchmark of {self.model} gives no figures: {untimed[0]}: a clock that stands still")
         if kernels and not any(_runs(result, kernels) for result in results):
             raise BenchError(
                 f"none of {', '.join(sorted(kernels))} runs in the model",

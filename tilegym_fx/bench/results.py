@@ -22,6 +22,11 @@ class Samples:
     seconds: tuple[float, ...]
 
     @property
+    def are_times(self) -> bool:
+        """Whether every one of them is a time that a call can take."""
+        return all(0 < seconds < math.inf for seconds in self.seconds)
+
+    @property
     def median(self) -> float:
         return statistics.median(self.seconds)
 
@@ -34,14 +39,14 @@ class Samples:
 
     @property
     def uncertainty(self) -> float:
-        """How far the median may be off, as a share of it; infinite where there are too few calls to tell.
+        """How far the median may be off, as a share of it; infinite where the calls are too few to tell, or no times.
 
         Half the distance between the second lowest and the second highest of the medians of eight groups of successive
         calls. Whatever the distribution, the true median lies between these two in 93 of 100 cases; successive calls,
         which have a disturbance or a drift in common, stay together and are not taken for independent ones.
         """
         count = len(self.seconds)
-        if count < _GROUPS:
+        if count < _GROUPS or not self.are_times:
             return math.inf
         cuts = [i * count // _GROUPS for i in range(_GROUPS + 1)]
         medians = sorted(statistics.median(self.seconds[a:b]) for a, b in pairwise(cuts))
