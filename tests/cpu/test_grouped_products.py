@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fresh_compiler import fresh_compiler
-
 from pass_checks import capture
 
 from tilegym_fx.normalize import note_products
