@@ -9,8 +9,11 @@ import torch
 import torch.nn.functional as F
 from fresh_compiler import fresh_compiler
 from pass_checks import capture
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tilegym_fx import ops
 from tilegym_fx.normalize import note_products
+from tilegym_fx.ops.strides import for_grouped_products
 
 Code = Callable[..., torch.Tensor]
 
@@ -95,3 +98,32 @@ def test_what_is_seen_through_views_alone_is_not_copied() -> None:
     """A model's weights, turned round, are as they were given."""
     graph = capture(lambda x, w, e: product(x, w.mT, offs=e), (normal(6, 16), normal(2, 8, 16), ENDS)).graph
     assert note_products(graph) == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "weight"),
+    [
+        (normal(6, 17)[:, 1:], normal(2, 16, 8)),
+        (normal(6, 16), normal(2, 16, 9)[..., 1:]),
+        (normal(6, 12), normal(2, 12, 9)[..., 1:]),
+        (normal(6, 1).expand(6, 16), normal(2, 9, 16)[:, 1:].mT),
+        (normal(6, 32)[:, ::2], normal(16, 8, 2).permute(2, 0, 1)),
+    ],
+)
+def test_an_ops_reference_takes_any_strides_as_its_kernel_does(rows: torch.Tensor, weight: torch.Tensor) -> None:
+    """In a call, where only shapes are asked for, and for gradients."""
+    expected = torch.cat((rows[:4] @ weight[0], rows[4:] @ weight[1]))
+    op = ops.overload("grouped_linear")
+    torch.testing.assert_close(op(rows, weight, ENDS), expected, rtol=2e-2, atol=2e-2)
+    with FakeTensorMode() as mode:
+        assert op(*map(mode.from_tensor, (rows, weight, ENDS))).shape == (6, 8)
+    leaves = [tensor.detach().requires_grad_() for tensor in (rows, weight)]
+    (op(*leaves, ENDS) * 1).sum().backward()  # torch takes no expanded gradients here
+    gradient = leaves[0].grad
+    assert gradient is not None
+    torch.testing.assert_close(gradient[:4], weight[0].sum(1).expand(4, -1), rtol=2e-2, atol=2e-2)
+
+
+def test_aligned_tensors_are_not_copied() -> None:
+    for tensor in (WEIGHT, WEIGHT.mT, normal(2, 24, 16)[:, 3:], ENDS, normal(6, 24)[:, :10]):
+        assert for_grouped_products((tensor, 3)) == (tensor, 3)

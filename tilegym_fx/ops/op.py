@@ -17,6 +17,7 @@ from tilegym_fx.errors import KernelError
 
 from .backends import NoImplementationError, registered, selected
 from .gradient import refuse_tangents
+from .strides import for_grouped_products
 
 if TYPE_CHECKING:
     from tilegym_fx.inventory import Inventory
@@ -36,10 +37,13 @@ class Op:
     def __init__(self, definition: Definition, inventory: Inventory):
         self.name = definition.name
         self.inventory = inventory
+        self._has_products = "grouped_mm(" in definition.reference
         self._kernels: dict[tuple[int, int] | None, Callable[..., Any] | None] = {}
 
     def reference(self, *args: Any) -> Any:
-        """The Definition's reference with contiguous outputs."""
+        """The Definition's reference with contiguous outputs, for inputs of any strides as a kernel is."""
+        if self._has_products:
+            args = for_grouped_products(args)
         return _contiguous(self.inventory.reference(self.name)(*args))
 
     def cpu(self, *args: Any) -> Any:
