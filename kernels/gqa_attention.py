@@ -59,6 +59,9 @@ SPAN_ELEMENTS = 4096
 #: 32 of 4-byte ones: rows times the square of the element size.
 DECODE_QUERIES = 8
 DECODE_TILE = 512
+#: Most products of queries and keys in one step of the decode kernel: narrow heads would have so many in 64 KiB of
+#: keys that the compiler takes minutes over their registers.
+MOST_SCORES = 16384
 #: Fewest rows that `ct.mma` puts on the tensor cores.
 MIN_ROWS = 16
 #: Most blocks that share the keys of a head: `attention_combine_kernel` holds all their results in registers.
@@ -410,9 +413,10 @@ def choose_decode_tiling(width: int, itemsize: int, rows: int = MIN_ROWS) -> Til
     """
     if itemsize == 4:
         return Tiling(0, 16, 3, blocks=2)
+    most = max(1, MOST_SCORES // rows)
     if rows > MIN_ROWS:
-        return Tiling(0, 8192 // covering_power(width), 3, blocks=2)
-    return Tiling(0, 32768 // covering_power(width), 1, blocks=1)
+        return Tiling(0, min(8192 // covering_power(width), most), 3, blocks=2)
+    return Tiling(0, min(32768 // covering_power(width), most), 1, blocks=1)
 
 
 def run_prefill(
