@@ -25,11 +25,13 @@ from tilegym_fx.autokernelize import __main__ as command
 from tilegym_fx.autokernelize import charts, experiment, figures, writing
 from tilegym_fx.autokernelize import ledger as book
 from tilegym_fx.autokernelize.ledger import Ledger, Row
-from tilegym_fx.autokernelize.loop import Options, _recover, _where_commits_go, run
+from tilegym_fx.autokernelize.loop import _where_commits_go, run
 from tilegym_fx.autokernelize.measuring import Bench, BenchError
+from tilegym_fx.autokernelize.options import Options
 from tilegym_fx.autokernelize.page import page
 from tilegym_fx.autokernelize.preflight import environment
 from tilegym_fx.autokernelize.repository import Repository
+from tilegym_fx.autokernelize.start import _recover
 from tilegym_fx.candidates import Candidate
 from tilegym_fx.cost import get_device
 from tilegym_fx.errors import UsageError
@@ -318,7 +320,7 @@ def test_a_tree_that_is_not_clean_is_left_alone(place: Path, tmp_path: Path) -> 
 
 def test_figures_of_two_kinds_are_not_mixed(place: Path, tmp_path: Path) -> None:
     asked = options(place, tmp_path / "root", "one", most=0)
-    book.save(Ledger(asked.model, {"figures": "measured on something"}), asked.results)
+    book.save(Ledger(asked.model, {"figures": "measured on something"}, [Row(0, "keep", "baseline")]), asked.results)
     with pytest.raises(UsageError, match="other figures: measured on something"):
         run(asked, lambda line: None)
 
@@ -344,7 +346,8 @@ def test_each_function_of_a_file_has_results_of_its_own(
 def test_models_whose_files_would_have_one_name_are_not_mixed(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     asked = Options("org/model", tmp_path / "root", tmp_path / "results", dry_run=True, init=True)
-    book.save(Ledger("org_model", environment(dry_run=True, device="h200")), asked.results)
+    left = Ledger("org_model", environment(dry_run=True, device="h200"), [Row(0, "keep", "baseline")])
+    book.save(left, asked.results)
     with pytest.raises(UsageError, match=r"state\.json is of another model, org_model"):
         run(asked, lambda line: None)
 
@@ -389,7 +392,7 @@ def test_it_gives_up_when_nothing_is_kept() -> None:
     [
         (["llama", "--time-limit", "soon"], "'soon' is no time limit"),
         (["mine.py::make", "--root", "{root}"], "mine.py::make cannot be measured"),
-        (["nowhere.py::make", "--dry-run", "--root", "{root}"], "is in no git repository"),
+        (["gpt2", "--dry-run", "--root", "{root}"], "is in no git repository"),
     ],
 )
 def test_bad_input_is_one_line(

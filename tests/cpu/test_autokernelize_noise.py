@@ -19,8 +19,9 @@ from tilegym_fx.autokernelize.child import Answer
 from tilegym_fx.autokernelize.experiment import Reply
 from tilegym_fx.autokernelize.figures import TRUSTED, Figures
 from tilegym_fx.autokernelize.ledger import Ledger, Row
-from tilegym_fx.autokernelize.loop import Options, run
+from tilegym_fx.autokernelize.loop import run
 from tilegym_fx.autokernelize.measuring import Bench, BenchError, figures_of
+from tilegym_fx.autokernelize.options import Options
 from tilegym_fx.autokernelize.page import page
 from tilegym_fx.autokernelize.preflight import environment
 from tilegym_fx.autokernelize.repository import Repository
@@ -37,7 +38,7 @@ def measured(coverage: float, throughput: float, noise: float = 0.01, note: str 
 def played(folder: Path, monkeypatch: pytest.MonkeyPatch, *figures: Figures) -> tuple[Options, Ledger, list[str]]:
     """A run whose baseline and experiments come to these figures."""
     (folder / "root").mkdir()
-    asked = Options("org/model", write_root(folder / "root"), folder / "results", dry_run=True)
+    asked = Options("gpt2", write_root(folder / "root"), folder / "results", dry_run=True, alone=True)
     replies = [
         Reply("right" if n else "baseline", f"region {n}" * bool(n), f"op_{n}", figures=one.as_json())
         for n, one in enumerate(figures)
@@ -117,11 +118,9 @@ def test_a_kernel_that_no_graph_holds_is_not_compared_with_a_model_that_one_did(
 def test_a_baseline_that_is_too_noisy_ends_the_run_before_anything_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match=r"baseline of org/model: noise: .* ± 8.0% only.* when nothing else uses"):
+    with pytest.raises(UsageError, match=r"baseline of gpt2: noise: .* ± 8.0% only.* when nothing else uses"):
         played(tmp_path, monkeypatch, measured(0.90, 1000.0, 0.08), measured(0.95, 2000.0))
-    known = book.read(tmp_path / "results", "org/model")
-    assert known is not None
-    assert known.rows == []
+    assert book.read(tmp_path / "results", "gpt2") is None  # a run without a row is no earlier run
 
 
 @pytest.mark.parametrize("throughput", [math.nan, math.inf, -1000.0])
@@ -309,7 +308,7 @@ def test_a_run_that_was_measured_by_the_clock_is_not_continued_by_graphs(
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
     found = environment(dry_run=False, device="h200")
     (tmp_path / "root").mkdir()
-    asked = Options("org/model", write_root(tmp_path / "root"), tmp_path / "results")
-    book.save(Ledger("org/model", {**found, "figures": "measured on a GPU"}), asked.results)
+    asked = Options("gpt2", write_root(tmp_path / "root"), tmp_path / "results", alone=True)
+    book.save(Ledger("gpt2", {**found, "figures": "measured on a GPU"}, [Row(0, "keep", "baseline")]), asked.results)
     with pytest.raises(UsageError, match="other figures: measured on a GPU"):
         run(asked, lambda line: None)

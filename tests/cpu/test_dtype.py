@@ -12,8 +12,9 @@ import torch
 
 from tilegym_fx import bench, scan
 from tilegym_fx.autokernelize.ledger import Ledger
-from tilegym_fx.autokernelize.loop import Options, _request
+from tilegym_fx.autokernelize.loop import _request
 from tilegym_fx.autokernelize.measuring import Bench
+from tilegym_fx.autokernelize.options import Options
 from tilegym_fx.autokernelize.preflight import environment
 from tilegym_fx.autokernelize.subject import capture
 from tilegym_fx.bench.__main__ import main

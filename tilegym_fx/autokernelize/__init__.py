@@ -11,6 +11,8 @@ measuring    the same as the benchmark measures them
 verdict      is it kept
 repository   git: a clean tree before, one commit each, back to the last kept one
 ledger       what has been tried: the table of results, and what a resumed run needs
+options      what the user asks for
+start        the start: everything is looked at before anything is written
 preflight    is everything there
 page         a run as one HTML page
 charts       its pictures

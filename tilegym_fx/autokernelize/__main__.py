@@ -7,29 +7,43 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from tilegym_fx.errors import TilegymFxError, UsageError
 from tilegym_fx.model_source import DTYPE_HELP, DTYPES
 from tilegym_fx.new.scaffold import default_root
 
 from . import ledger as book
-from .loop import InterruptedRunError, Options, run
+from .loop import InterruptedRunError, go_on
+from .options import Options
 from .page import write_page
+from .start import start
 
 EXIT_OK, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 130
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {UsageError(message)}\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    p = argparse.ArgumentParser("python -m tilegym_fx.autokernelize", description=__doc__)
+    p = _Parser("python -m tilegym_fx.autokernelize", description=__doc__)
     p.add_argument(
         "model",
         metavar="MODEL",
         help="what scan takes, or FILE.py::function, which returns a module and its inputs",
     )
     p.add_argument("--root", type=Path, help="inventory in a git repository (default: this repository)")
-    p.add_argument("--results", type=Path, default=Path("sandbox"), metavar="DIR", help="default: %(default)s")
+    p.add_argument(
+        "--results", type=Path, default=Path("sandbox"), metavar="DIR",
+        help="where the table, the page and the drafts go (default: %(default)s, in the current folder); a run goes on"
+        " where it was when it is started again with the same arguments, in the same folder",
+    )  # fmt: skip
     p.add_argument("--time-limit", default="15m", metavar="T", help="for each experiment: 90s, 15m (default), 1h")
     p.add_argument("--max-experiments", type=int, default=20, metavar="N", help="default: %(default)s")
     p.add_argument(
@@ -55,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return _autokernelize(args)
+    except KeyboardInterrupt:
+        print("error: interrupted before anything was tried", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except InterruptedRunError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -80,8 +97,9 @@ def _autokernelize(args: argparse.Namespace) -> int:
         args.init,
         args.dtype,
     )
+    repository, run_book = start(options)
     try:
-        run(options, lambda line: print(line, flush=True))
+        go_on(options, repository, run_book, lambda line: print(line, flush=True))
     finally:  # what there is is shown, whatever has ended it
         _show(options)
     return EXIT_OK
@@ -90,7 +108,7 @@ def _autokernelize(args: argparse.Namespace) -> int:
 def _show(options: Options) -> None:
     """Say where the table is, and write the page beside it."""
     done = book.read(options.results, options.model)
-    if done is not None:
+    if done is not None and done.rows:
         print(f"table: {book.table_file(options.results, options.model)}")
         print(f"page: {write_page(done, options.root, options.results)}", flush=True)
 

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from . import ledger as book
 from .child import Answer, ask
 from .experiment import TURN_FILE, Reply, Request
 from .ledger import Ledger, Row
-from .preflight import environment, require_clean
+from .options import Options
 from .repository import Repository
-from .subject import is_file
+from .start import start
 from .verdict import against, against_baseline
 
 
@@ -28,43 +28,6 @@ class InterruptedRunError(TilegymFxError):
     """Somebody pressed Ctrl-C."""
 
     advice = "Start it again with the same arguments: it goes on where it was"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user asks for.
-
-    Attributes:
-        model: The model.
-        root: Where kernels are kept; in a git repository.
-        results: Where results and drafts go.
-        limit: Seconds for each experiment.
-        most: Experiments at most, the baseline not counted.
-        patience: Experiments in vain, one after another, before giving up.
-        libraries: Other inventories in which to look for candidates.
-        device: Whose roofline is used without a GPU.
-        dry_run: Estimate instead of measuring.
-        hook: Command that writes kernels.
-        alone: Leave the shipped inventory out.
-        layers: The first layers of the model only.
-        init: Make the root a git repository where it is in none.
-        dtype: Of the model's weights; None for its checkpoint's.
-    """
-
-    model: str
-    root: Path
-    results: Path
-    limit: float = 900.0
-    most: int = 20
-    patience: int = 5
-    libraries: tuple[Path, ...] = ()
-    device: str = "h200"
-    dry_run: bool = False
-    hook: str = ""
-    alone: bool = False
-    layers: int | None = None
-    init: bool = False
-    dtype: str | None = None
 
 
 def run(options: Options, say: Callable[[str], None]) -> Ledger:
@@ -75,21 +38,24 @@ def run(options: Options, say: Callable[[str], None]) -> Ledger:
         say: Takes a line for each thing that happens.
 
     Raises:
-        UsageError: The tree is not clean, there is no GPU to measure on, or the model cannot be measured.
+        TilegymFxError: See :func:`tilegym_fx.autokernelize.start.start`, which comes first, and :func:`go_on`.
+    """
+    return go_on(options, *start(options), say)
+
+
+def go_on(options: Options, repository: Repository, run_book: Ledger, say: Callable[[str], None]) -> Ledger:
+    """Run the loop, from wherever it is, to its end.
+
+    Args:
+        options: What to do.
+        repository: A clean tree.
+        run_book: What has been tried.
+        say: Takes a line for each thing that happens.
+
+    Raises:
+        UsageError: The baseline cannot be taken.
         InterruptedRunError: Ctrl-C; the tree is clean.
     """
-    if is_file(options.model) and not options.dry_run:
-        raise UsageError(
-            f"{options.model} cannot be measured: the benchmark takes language models of transformers",
-            advice="Estimate it with --dry-run",
-        )
-    if is_file(options.model) and options.dtype is not None:
-        raise UsageError(f"{options.model} has the dtype that its function gives it", advice="Leave out --dtype")
-    found = environment(
-        dry_run=options.dry_run, device=options.device, layers=options.layers, dtype=options.dtype
-    )  # fmt: skip
-    repository = Repository(options.root, init=options.init)
-    run_book = _opened(options, repository, found)
     say(_where_commits_go(repository))
     with _interruptible(options, repository, run_book):
         if not run_book.rows or run_book.head != repository.head:
@@ -110,36 +76,6 @@ def _where_commits_go(repository: Repository) -> str:
     )
 
 
-def _opened(options: Options, repository: Repository, found: dict[str, str]) -> Ledger:
-    """The ledger of this run, new or of an earlier one, with the tree put back if that was killed."""
-    repository.start()
-    known = book.read(options.results, options.model)
-    if known is not None and known.model != options.model and not is_file(options.model):  # one file has many paths
-        file = book.state_file(options.results, options.model)
-        raise UsageError(f"{file} is of another model, {known.model}", advice="Take another --results")
-    if known is not None and known.running is not None:
-        _recover(repository, known, _folder(options, known.running))
-    require_clean(repository, options.results)
-    if known is None:
-        return Ledger(options.model, found)
-    other = next((name for name in found if known.environment.get(name) != found[name]), None)
-    if other is not None:
-        raise UsageError(
-            f"an earlier run of {options.model} has other {other}: {known.environment.get(other)}",
-            advice="Remove its folder, or take another --results",
-        )
-    return known
-
-
-def _recover(repository: Repository, known: Ledger, folder: Path) -> None:
-    """Undo what an experiment that was killed with its parent has left."""
-    if not set(repository.changed_tracked()) <= _changes_of(folder):
-        return  # somebody else's
-    if repository.head == known.head or repository.is_one_ahead(known.head):
-        repository.back_to(known.head)
-        known.running = None
-
-
 @contextmanager
 def _interruptible(options: Options, repository: Repository, run_book: Ledger) -> Iterator[None]:
     """Leave a clean tree whatever ends the run, Ctrl-C and SIGTERM included."""
@@ -154,7 +90,8 @@ def _interruptible(options: Options, repository: Repository, run_book: Ledger) -
         if run_book.running is not None:
             repository.back_to(run_book.head)
             run_book.running = None
-        book.save(run_book, options.results)
+        if run_book.rows:  # a run without one would be a state that says nothing
+            book.save(run_book, options.results)
         if isinstance(error, KeyboardInterrupt):
             raise InterruptedRunError(f"interrupted; the tree is at {repository.head[:10]}") from error
         raise
@@ -165,7 +102,7 @@ def _interruptible(options: Options, repository: Repository, run_book: Ledger) -
 def _baseline(options: Options, repository: Repository, run_book: Ledger, say: Callable[[str], None]) -> None:
     """Experiment 0: the model as it is."""
     started = time.monotonic()
-    answer = ask(_request(options, run_book, 0, baseline=True), options.limit, _folder(options, 0) / "log.txt")
+    answer = ask(_request(options, run_book, 0, baseline=True), options.limit, options.folder(0) / "log.txt")
     if answer.reply is None or answer.end != "answered":
         raise UsageError(f"the baseline of {options.model} cannot be taken: {answer.why}",
                          advice="Look at log.txt in the results folder")  # fmt: skip
@@ -187,13 +124,13 @@ def _experiment(options: Options, repository: Repository, run_book: Ledger, say:
     run_book.running = number
     book.save(run_book, options.results)
     started = time.monotonic()
-    answer = ask(_request(options, run_book, number), options.limit, _folder(options, number) / "log.txt")
+    answer = ask(_request(options, run_book, number), options.limit, options.folder(number) / "log.txt")
     if answer.reply is not None and answer.reply.status == "nothing":
         run_book.running = None
         _look(run_book, answer.reply)
         book.save(run_book, options.results)
         return False
-    row = _settled(answer, repository, run_book, number, _folder(options, number))
+    row = _settled(answer, repository, run_book, number, options.folder(number))
     run_book.rows.append(replace(row, seconds=time.monotonic() - started))
     run_book.running = None
     if answer.reply is not None and row.status == "keep":
@@ -242,12 +179,6 @@ def _turn_of(folder: Path) -> tuple[str, str, str]:
     return fields["key"], fields["name"], fields["where"]
 
 
-def _changes_of(folder: Path) -> set[str]:
-    """Files that an experiment changes; all others that it writes are new."""
-    file = folder / TURN_FILE
-    return set(json.loads(file.read_text(encoding="utf-8"))["changes"]) if file.is_file() else set()
-
-
 def _with_figures(row: Row, reply: Reply) -> Row:
     if not reply.figures:
         return row
@@ -267,7 +198,8 @@ def _origin(reply: Reply) -> str:
 
 def _look(run_book: Ledger, reply: Reply) -> None:
     run_book.passed_over.update(reply.passed_over)
-    run_book.uncovered = [(where, seconds) for where, seconds in reply.uncovered] or run_book.uncovered
+    if reply.status != "nothing":  # which has tried nothing, so that all is as it was
+        run_book.uncovered = [(where, seconds) for where, seconds in reply.uncovered]
 
 
 def _stop(options: Options, run_book: Ledger) -> str | None:
@@ -282,7 +214,7 @@ def _request(options: Options, run_book: Ledger, number: int, *, baseline: bool 
     return Request(
         options.model,
         str(options.root.resolve()),
-        str(_folder(options, number)),
+        str(options.folder(number)),
         tuple(str(path.resolve()) for path in options.libraries),
         (*run_book.tried, *run_book.passed_over),
         options.device,
@@ -294,10 +226,6 @@ def _request(options: Options, run_book: Ledger, number: int, *, baseline: bool 
         options.layers,
         options.dtype,
     )
-
-
-def _folder(options: Options, number: int) -> Path:
-    return options.results.resolve() / book.slug(options.model) / f"{number:03}"
 
 
 def _told(row: Row) -> str:

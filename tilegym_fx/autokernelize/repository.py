@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilegym_fx.errors import TilegymFxError, UsageError
+from tilegym_fx.errors import TilegymFxError, UsageError, make_folder
 
 #: Folders below the root that experiments write to.
 FOLDERS = ("definitions", "solutions", "kernels", "patterns", "tests", "benchmarks")
@@ -51,7 +51,7 @@ class Repository:
             return False
 
     def _init(self) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
+        make_folder(self.root)
         self._git("init", "-q")
         self._git("add", "-A")
         self._git(*self._identity(), "commit", "-q", "--no-verify", "--allow-empty", "-m", f"{MESSAGE}start")
