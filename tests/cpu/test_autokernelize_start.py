@@ -164,6 +164,20 @@ def test_a_value_that_looks_like_an_option_is_refused_in_one_line(capsys: pytest
     assert said.count("\n") == 1
 
 
+def test_ctrl_c_at_the_start_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(options: Options) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "start", interrupted)
+    assert command.main(["gpt2", "--dry-run"]) == 130
+    assert capsys.readouterr().err.startswith("error: interrupted before anything was tried. Start it again")
+
+
+def test_the_help_says_where_a_run_goes_on() -> None:
+    said = " ".join(command.parser().format_help().split())
+    assert "started again with the same arguments, in the same folder" in said
+
+
 def test_a_fault_of_the_shipped_inventory_has_a_way_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = folder / "shipped"
     write_root(made(shipped))

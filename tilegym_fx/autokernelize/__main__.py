@@ -69,9 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return _autokernelize(args)
-    except KeyboardInterrupt:
-        print("error: interrupted before anything was tried", file=sys.stderr)
-        return EXIT_INTERRUPTED
     except InterruptedRunError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -97,7 +94,10 @@ def _autokernelize(args: argparse.Namespace) -> int:
         args.init,
         args.dtype,
     )
-    repository, run_book = start(options)
+    try:
+        repository, run_book = start(options)
+    except KeyboardInterrupt as error:
+        raise InterruptedRunError("interrupted before anything was tried") from error
     try:
         go_on(options, repository, run_book, lambda line: print(line, flush=True))
     finally:  # what there is is shown, whatever has ended it
