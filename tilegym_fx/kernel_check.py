@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilegym_fx.errors import KernelError, PatternError, TilegymFxError
+from tilegym_fx.errors import KernelError, PatternError, TilegymFxError, UsageError, did_you_mean
 from tilegym_fx.inventory import load, shipped_root
 from tilegym_fx.inventory.sizes import CannotTryError, sizes_of
 from tilegym_fx.inventory.trial import sample_inputs
@@ -57,7 +57,9 @@ def random_inputs(
 
     Raises:
         CannotTryError: No inputs can be made up.
+        UsageError: A size is given for what the Definition does not have.
     """
+    _require_known(definition, sizes or {})
     inputs = sample_inputs(definition, sizes, dtype=dtype, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for name, value in inputs.items():
@@ -67,6 +69,19 @@ def random_inputs(
             inputs[name] = torch.rand(value.shape, generator=generator) < 0.6
             inputs[name][..., 0] = True
     return inputs
+
+
+def _require_known(definition: Definition, sizes: Mapping[str, int]) -> None:
+    """A size that nothing takes would be left out without a word, and another size be tried in its place."""
+    scalars = [name for name, spec in definition.inputs.items() if spec.is_scalar]
+    known = [*definition.axes, *scalars]
+    for name in sizes:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise UsageError(
+                f"a size is given for {name!r}, and {definition.name} has no such axis",
+                advice=f"Its axes are {', '.join(definition.axes)}{near}",
+            )
 
 
 def sizes_to_try(definition: Definition) -> Iterator[dict[str, int]]:
@@ -153,7 +168,7 @@ def difference(
 ) -> list[str]:
     """What is other than the reference's in a kernel's results: number, shape, dtype, values."""
     moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
-    before = {k: v.clone() for k, v in moved.items() if isinstance(v, torch.Tensor)}
+    before = _copies(moved)
     try:
         with torch.no_grad():
             wanted, got = _as_tuple(reference(**inputs)), _as_tuple(kernel(**moved))
@@ -163,7 +178,36 @@ def difference(
         return [f"gives {len(got)} values where the reference gives {len(wanted)}"]
     own = _own_errors(reference, inputs, wanted)
     problems = [f"output {i}: {p}" for i, one in enumerate(zip(wanted, got, own, strict=True)) for p in _unequal(*one)]
-    return problems + [f"writes to its input {k!r}" for k, v in before.items() if not torch.equal(v, moved[k])]
+    return _written(before, moved) + problems
+
+
+def writes(inventory: Inventory, solution: str) -> list[str]:
+    """To which of its inputs a Solution's kernel writes, interpreted; an op promises that it only reads them.
+
+    Args:
+        inventory: That has the Solution.
+        solution: Its name.
+
+    Returns:
+        Nothing too where the kernel raises: why is the business of :func:`disagreements`.
+    """
+    definition = inventory.definitions[inventory.solutions[solution].definition]
+    try:
+        inputs = random_inputs(definition)
+        before = _copies(inputs)
+        with torch.no_grad():
+            inventory.entry_point(solution)(**inputs)
+    except (*_CODE_ERRORS, CannotTryError):
+        return []
+    return _written(before, inputs)
+
+
+def _copies(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {k: v.clone() for k, v in inputs.items() if isinstance(v, torch.Tensor)}
+
+
+def _written(before: Mapping[str, torch.Tensor], after: Mapping[str, Any]) -> list[str]:
+    return [f"it writes to its input {k!r}" for k, v in before.items() if not torch.equal(v, after[k])]
 
 
 def _as_tuple(result: Any) -> tuple[torch.Tensor, ...]:

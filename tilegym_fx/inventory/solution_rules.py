@@ -15,7 +15,10 @@ from tilegym_fx.schema import UNPARSABLE, Definition, Problem, Solution
 if TYPE_CHECKING:
     from tilegym_fx.inventory.collect import Entry
 
-_HARDWARE = re.compile(r"SM\d{2,3}")
+#: What the tile compiler makes code for (`tileiras --help`).
+HARDWARE = (
+    "SM80", "SM86", "SM87", "SM88", "SM89", "SM90", "SM100", "SM103", "SM107", "SM110", "SM120", "SM121",
+)  # fmt: skip
 
 
 def solution_file(entry: Entry[Solution], _: Definition | None) -> Iterator[Problem]:
@@ -29,8 +32,9 @@ def cuda_tile(entry: Entry[Solution], _: Definition | None) -> Iterator[Problem]
     if spec.language != "cuda-tile":
         yield Problem("spec.language", f"is {spec.language!r}", "ours are written in cuda-tile")
     for hardware in spec.target_hardware:
-        if not _HARDWARE.fullmatch(hardware):
-            yield Problem("spec.target_hardware", f"{hardware!r} is no architecture", "write it like SM90")
+        if hardware not in HARDWARE:
+            known = f"name one of {', '.join(HARDWARE)}"
+            yield Problem("spec.target_hardware", f"{hardware!r} is no architecture that kernels run on", known)
     if spec.destination_passing_style:
         yield Problem("spec.destination_passing_style", "is true", "return the outputs and set it to false")
 

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tilegym_fx import ops
+from tilegym_fx import ops, settings
 from tilegym_fx.errors import InventoryError, KernelError, UsageError
 from tilegym_fx.inventory import Inventory, load, shipped_root
+from tilegym_fx.inventory.collect import Collection, collect
 from tilegym_fx.inventory.solution_rules import files_needed
 from tilegym_fx.kernel_source import cut_out
 from tilegym_fx.schema import Definition
@@ -93,6 +94,12 @@ def inventory_of(root: Path) -> Inventory:
     if root.resolve() == shipped_root().resolve() or not (root / "definitions").is_dir():
         return load()
     return load(root)
+
+
+def collected(root: Path) -> Collection:
+    """What :func:`inventory_of` reads, with what is wrong beside it instead of an error."""
+    own = [root] if (root / "definitions").is_dir() or (root / "solutions").is_dir() else []
+    return collect([shipped_root(), *settings.inventory_roots(), *own])
 
 
 def from_nothing(name: str, op_type: str) -> Parts:

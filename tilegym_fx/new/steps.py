@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -15,15 +14,15 @@ from typing import Literal
 import torch
 
 from tilegym_fx import ops
-from tilegym_fx.errors import Fault, TilegymFxError
-from tilegym_fx.inventory import Inventory
-from tilegym_fx.inventory.check import check, run_all
+from tilegym_fx.errors import TilegymFxError
+from tilegym_fx.inventory.check import run_all
 from tilegym_fx.inventory.collect import collect
 from tilegym_fx.inventory.trial import sample_inputs
-from tilegym_fx.kernel_check import compile_faults, disagreements
+from tilegym_fx.kernel_check import compile_faults, disagreements, writes
 from tilegym_fx.pattern import patterns_of
 
-from .scaffold import files_of, inventory_of
+from .scaffold import files_of
+from .subject import Subject
 
 State = Literal["ok", "FAULT", "blocked"]
 _TIME_LIMIT = 300
@@ -44,30 +43,23 @@ class Step:
     text: str
 
 
-@dataclass(frozen=True)
-class _Subject:
-    name: str
-    root: Path
-    files: dict[str, Path]
-
-    def shown(self, kind: str) -> str:
-        return self.files[kind].relative_to(self.root).as_posix()
-
-    def inventory(self) -> Inventory:
-        return inventory_of(self.root)
+class _HiddenError(Exception):
+    """A step cannot be looked at because of a fault that belongs to the step named."""
 
 
 def look(name: str, root: Path) -> Iterator[Step]:
     """The six steps, one after another as they are looked at."""
-    subject = _Subject(name, root, files_of(name, root))
+    subject = Subject(name, root, files_of(name, root))
     stopped = ""
     for title, inspect, needs_all in _STEPS:
-        if stopped and needs_all:
-            yield Step(title, "blocked", f"not looked at: {stopped} has a fault")
-            continue
-        missing = [subject.shown(kind) for kind in _FILES[title] if not subject.files[kind].is_file()]
         try:
-            found = [f"{missing[0]} is missing"] if missing else inspect(subject)
+            if stopped and (needs_all or stopped == "interface"):
+                raise _HiddenError(stopped)
+            found = _missing(subject, title) or inspect(subject)
+        except _HiddenError as by:
+            stopped = stopped or str(by)
+            yield Step(title, "blocked", f"not looked at: {by} has a fault")
+            continue
         except TilegymFxError as error:
             found = [str(error)]
         if isinstance(found, str):
@@ -77,53 +69,44 @@ def look(name: str, root: Path) -> Iterator[Step]:
             yield Step(title, "FAULT", _first_of(found))
 
 
+def _missing(subject: Subject, title: str) -> list[str]:
+    absent = [subject.shown(kind) for kind in _FILES[title] if not subject.files[kind].is_file()]
+    return [f"{absent[0]} is missing"] if absent else []
+
+
 def _first_of(problems: list[str]) -> str:
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{problems[0]}{more}"
 
 
-def _interface(subject: _Subject) -> str | list[str]:
-    faults = _faults_in(subject, "definitions", "patterns")
+def _interface(subject: Subject) -> str | list[str]:
+    faults = subject.interface_faults()
     if not faults:
-        collection = collect([subject.root])
-        for outcome in run_all([subject.root], [subject.name], collection):
+        for outcome in run_all([subject.root], [subject.name], collect([subject.root])):
             faults += list(map(str, outcome.faults))
     if faults:
         return faults
-    inventory = subject.inventory()
-    forms = patterns_of(inventory, subject.name)
-    definition = inventory.definitions[subject.name]
+    forms = patterns_of(subject.readable, subject.name)
+    definition = subject.readable.definitions[subject.name]
     return f"({', '.join(definition.inputs)}) -> {', '.join(definition.outputs)}; {len(forms)} Patterns"
 
 
-def _faults_in(subject: _Subject, *folders: str) -> list[str]:
-    places = {f"{folder}/{subject.name}." for folder in folders}
-
-    def concerns(fault: Fault) -> bool:
-        path = fault.file.replace(os.sep, "/")
-        return any(place in f"/{path}" for place in places)
-
-    return [str(fault) for fault in check([subject.root], execute=False).faults if concerns(fault)]
-
-
-def _implementation(subject: _Subject) -> str | list[str]:
-    file = subject.files["kernel"]
-    try:
-        ast.parse(file.read_text(encoding="utf-8"))
-    except SyntaxError as error:
-        return [f"{subject.shown('kernel')}, line {error.lineno}: no valid Python ({error.msg})"]
-    inventory = subject.inventory()
+def _implementation(subject: Subject) -> str | list[str]:
+    if faults := subject.kernel_faults():
+        return faults
+    if subject.kernel_is_hidden():
+        raise _HiddenError("registration")
+    inventory = subject.readable
     solutions = inventory.solutions_for(subject.name)
-    if not solutions:
-        return ["no Solution says which function of the kernel file to call"]
     faults = [f"{subject.shown('kernel')}: {fault}" for s in solutions for fault in compile_faults(inventory, s.name)]
     return faults or "compiles for sm_80, sm_90, sm_100 and sm_120"
 
 
-def _registration(subject: _Subject) -> str | list[str]:
-    faults = _faults_in(subject, "solutions")
-    if faults:
-        return faults
+def _registration(subject: Subject) -> str | list[str]:
+    if _missing(subject, "implementation") or subject.kernel_faults():
+        raise _HiddenError("implementation")
+    if faults := subject.solution_faults():
+        return list(map(str, faults))
     inventory = subject.inventory()
     ops.register(inventory)
     overload = ops.overload(subject.name)
@@ -132,11 +115,12 @@ def _registration(subject: _Subject) -> str | list[str]:
         torch.library.opcheck(overload, inputs, test_utils=("test_schema", "test_faketensor"))
     except (RuntimeError, AssertionError, TypeError) as error:
         return [f"torch.library.opcheck: {' '.join(str(error).split())[:300]}"]
-    solutions = ", ".join(s.name for s in inventory.solutions_for(subject.name))
-    return f"torch.ops.tilegym_fx.{subject.name} by {solutions}"
+    names = [s.name for s in inventory.solutions_for(subject.name)]
+    written = [f"{name}: {fault}" for name in names for fault in writes(inventory, name)]
+    return written or f"torch.ops.tilegym_fx.{subject.name} by {', '.join(names)}"
 
 
-def _tests(subject: _Subject) -> str | list[str]:
+def _tests(subject: Subject) -> str | list[str]:
     return _in_child(
         subject,
         ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", str(subject.files["test"])],
@@ -144,7 +128,7 @@ def _tests(subject: _Subject) -> str | list[str]:
     )
 
 
-def _benchmark(subject: _Subject) -> str | list[str]:
+def _benchmark(subject: Subject) -> str | list[str]:
     text = subject.files["benchmark"].read_text(encoding="utf-8")
     if "-GBps" not in text and "-TFLOPS" not in text:
         return [f"{subject.shown('benchmark')}: no plot_name ends in -GBps or -TFLOPS"]
@@ -158,7 +142,7 @@ def _is_error(line: str) -> bool:
     return line.startswith("error: ") or re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line) is not None
 
 
-def _in_child(subject: _Subject, arguments: list[str], tells: Callable[[str], bool]) -> str | list[str]:
+def _in_child(subject: Subject, arguments: list[str], tells: Callable[[str], bool]) -> str | list[str]:
     """Run Python on a file: its last line, or the telling lines of a failure."""
     command = [sys.executable, *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -174,7 +158,7 @@ def _in_child(subject: _Subject, arguments: list[str], tells: Callable[[str], bo
     return [line for line in lines if tells(line)] or lines[-1:] or [f"exit status {done.returncode}"]
 
 
-def _verification(subject: _Subject) -> str | list[str]:
+def _verification(subject: Subject) -> str | list[str]:
     inventory = subject.inventory()
     solutions = [s.name for s in inventory.solutions_for(subject.name)]
     faults = [f"{s}: {fault}" for s in solutions for fault in disagreements(inventory, s)]
@@ -186,7 +170,7 @@ def _verification(subject: _Subject) -> str | list[str]:
     return faults or "the interpreter and the GPU agree with the reference"
 
 
-_STEPS: tuple[tuple[str, Callable[[_Subject], str | list[str]], bool], ...] = (
+_STEPS: tuple[tuple[str, Callable[[Subject], str | list[str]], bool], ...] = (
     ("interface", _interface, False),
     ("implementation", _implementation, False),
     ("registration", _registration, False),
