@@ -109,9 +109,10 @@ def test_check_prints_faults_and_fails(capsys: pytest.CaptureFixture[str], tmp_p
     assert printed.err == f"error: 2 fault(s) among 2 Definitions and 1 Solutions in {root}\n"
 
 
-def test_check_says_ok(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [[], ["--root"]], ids=["ROOT", "--root"])
+def test_check_says_ok(capsys: pytest.CaptureFixture[str], tmp_path: Path, how: list[str]) -> None:
     root = write_repository(tmp_path)
-    assert main(["check", str(root), "--no-exec"]) == 0
+    assert main(["check", *how, str(root), "--no-exec"]) == 0
     assert capsys.readouterr().out == f"ok: 1 Definitions and 1 Solutions in {root}, nothing executed\n"
 
 

@@ -68,6 +68,27 @@ def test_a_file_that_is_changed_and_not_new_is_told(
     assert "one_op" in exact.read_text()
 
 
+@pytest.mark.parametrize(
+    ("op_type", "said"),
+    [
+        ("activation", None),
+        ("activaton", "note: 'activaton' is a new op type; did you mean `activation`; there are activation, cache"),
+        ("foobar", "note: 'foobar' is a new op type; there are activation, cache"),
+    ],
+)
+def test_an_op_type_that_no_definition_has_is_told(
+    op_type: str,
+    said: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(steps, "_STEPS", ())
+    assert command.main(["one_op", "--op-type", op_type, "--root", str(tmp_path)]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert [note[: len(said or "")] for note in notes] == ([said] if said else [])
+
+
 def test_the_shipped_inventory_has_what_was_written_after_it_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,13 +167,28 @@ def test_a_fault_in_the_registration_is_named(root: Path, monkeypatch: pytest.Mo
 def test_a_fault_in_the_tests_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(root, "test", lambda text: text.replace("assert not finds", "assert finds"))
     found = faults(root, "planted_op", monkeypatch, "tests")
-    assert "test_another_function_is_not_it" in found["tests"]
+    assert "test_another_function_is_not_it - AssertionError: assert False" in found["tests"]
+    assert f"`python -m pytest {scaffold.files_of('planted_op', root)['test']}`" in found["tests"]
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"),
+    [("import nowhere", "ModuleNotFoundError: No module named 'nowhere'"), ("import = pytest", "SyntaxError: ")],
+)
+def test_a_test_file_that_cannot_be_imported_says_why(
+    after: str, reason: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(root, "test", lambda text: text.replace("import pytest", after))
+    found = faults(root, "planted_op", monkeypatch, "tests")
+    assert f"ERROR tests/patterns/test_planted_op.py: {reason}" in found["tests"]
+    assert f"`python -m pytest {scaffold.files_of('planted_op', root)['test']}`" in found["tests"]
 
 
 def test_a_fault_in_the_benchmark_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(root, "kernel", lambda text: text.replace("* cap, x.dtype)", "* cap + 0.1, x.dtype)"))
     found = faults(root, "planted_op", monkeypatch, "benchmark")
     assert "nothing was timed" in found["benchmark"]
+    assert f"`python {scaffold.files_of('planted_op', root)['benchmark']}`" in found["benchmark"]
 
 
 def test_a_benchmark_that_does_not_say_what_it_plots_is_a_fault(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(options: argparse.Namespace) -> int:
     from tilegym_fx.inventory.check import check
 
-    roots = options.roots or [shipped_root()]
+    roots = [*options.roots, *options.root] or [shipped_root()]
     result = check(roots, execute=options.execute)
     for fault in result.faults:
         print(fault)
@@ -132,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="check|list|export")
     check = commands.add_parser("check", help="list every fault; exit 1 if there is one")
     check.add_argument("roots", nargs="*", type=Path, metavar="ROOT", help="roots to check (default: the shipped one)")
+    check.add_argument("--root", action="append", default=[], type=Path, metavar="DIR", help="the same as ROOT")
     check.add_argument("--no-exec", dest="execute", action="store_false", help="only parse, run nothing")
     check.set_defaults(command=_check)
     listing = commands.add_parser("list", help="show Definitions and their Solutions")

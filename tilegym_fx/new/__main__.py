@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tilegym_fx.errors import TilegymFxError, UsageError, did_you_mean
@@ -14,6 +14,8 @@ from tilegym_fx.inventory import shipped_root
 from . import scaffold
 from .steps import look
 
+_OP_TYPE_HELP = """family: rmsnorm, activation, gemm and so on, best one that `python -m tilegym_fx.inventory list`
+shows; any other word begins a new family, and the output says so"""
 EXIT_OK, EXIT_ERROR, EXIT_FAULT = 0, 1, 1
 
 
@@ -21,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser("python -m tilegym_fx.new", description=__doc__)
     p.add_argument("name", nargs="?", metavar="NAME", help="of the Definition, the op and every file")
-    p.add_argument("--op-type", metavar="T", help="family: rmsnorm, activation, gemm and so on")
+    p.add_argument("--op-type", metavar="T", help=_OP_TYPE_HELP)
     start = p.add_mutually_exclusive_group()
     start.add_argument("--like", metavar="DEFINITION", help="start from this Definition and its kernel")
     start.add_argument(
@@ -53,6 +55,7 @@ def _new(args: argparse.Namespace) -> int:
     if not args.name or not args.op_type:
         raise UsageError("a new kernel needs NAME and --op-type")
     scaffold.require_new(args.name, root)
+    families = {definition.op_type for definition in scaffold.inventory_of(root).definitions.values()}
     parts = _parts(args, root)
     written = scaffold.write(args.name, parts, root)
     for path in written.new:
@@ -60,6 +63,8 @@ def _new(args: argparse.Namespace) -> int:
     for path in written.changed:
         print(f"changed {path.relative_to(root)}: the float64 evaluation of {args.name} is at its end", flush=True)
     status = _print_steps(args.name, root)
+    if args.op_type not in families:
+        print(_new_family(args.op_type, families))
     print(_ways_on(args.name, written, root))
     return status
 
@@ -72,6 +77,12 @@ def _parts(args: argparse.Namespace, root: Path) -> scaffold.Parts:
 
         return scaffold.from_draft(args.name, args.op_type, args.from_draft, write_kernel)
     return scaffold.from_nothing(args.name, args.op_type)
+
+
+def _new_family(op_type: str, families: Collection[str]) -> str:
+    """That an op type is no Definition's yet: it may be meant so, or be misspelt."""
+    near = did_you_mean(op_type, families)
+    return f"note: {op_type!r} is a new op type{near}; there are {', '.join(sorted(families))}"
 
 
 def _ways_on(name: str, written: scaffold.Written, root: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,9 @@ from .subject import Subject
 
 State = Literal["ok", "FAULT", "blocked"]
 _TIME_LIMIT = 300
+#: Columns that a child may fill: pytest cuts its summary at the width of the terminal.
+_WIDTH = 1000
+_MAX_REASON = 400
 
 
 @dataclass(frozen=True)
@@ -121,18 +125,27 @@ def _registration(subject: Subject) -> str | list[str]:
 
 
 def _tests(subject: Subject) -> str | list[str]:
-    return _in_child(
-        subject,
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", str(subject.files["test"])],
-        lambda line: line.startswith(("FAILED", "ERROR")),
-    )
+    options = ["-q", "-p", "no:cacheprovider", "--no-header", "--color=no"]
+    return _in_child(subject, "test", ["-m", "pytest"], options, _why_pytest_failed)
+
+
+def _why_pytest_failed(lines: list[str]) -> list[str]:
+    """Each failed test with its error; of a file that cannot be imported pytest says it in an ``E`` line alone."""
+    errors = [line.removeprefix("E ").strip() for line in lines if line.startswith("E ")]
+    last = ([error for error in errors if _is_error(error)] or errors)[-1:]
+    failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    return [_clipped(line if " - " in line else ": ".join([line, *last])) for line in failed]
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
 
 
 def _benchmark(subject: Subject) -> str | list[str]:
     text = subject.files["benchmark"].read_text(encoding="utf-8")
     if "-GBps" not in text and "-TFLOPS" not in text:
         return [f"{subject.shown('benchmark')}: no plot_name ends in -GBps or -TFLOPS"]
-    said = _in_child(subject, [str(subject.files["benchmark"]), "--print-data"], _is_error)
+    said = _in_child(subject, "benchmark", [], ["--print-data"], lambda lines: list(filter(_is_error, lines)))
     if isinstance(said, list):
         return said
     return "correct, then timed" if torch.cuda.is_available() else "correct; not timed: no CUDA device here"
@@ -142,20 +155,41 @@ def _is_error(line: str) -> bool:
     return line.startswith("error: ") or re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line) is not None
 
 
-def _in_child(subject: Subject, arguments: list[str], tells: Callable[[str], bool]) -> str | list[str]:
-    """Run Python on a file: its last line, or the telling lines of a failure."""
-    command = [sys.executable, *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+def _in_child(
+    subject: Subject, kind: str, how: list[str], options: list[str], why: Callable[[list[str]], list[str]]
+) -> str | list[str]:
+    """Run Python on a file: its last line, or why it failed and the command that shows more.
+
+    Args:
+        subject: Whose file.
+        kind: Which file.
+        how: What comes before the file on Python's command line.
+        options: What comes after it.
+        why: Lines of a failure -> its reasons.
+    """
+    file = subject.files[kind]
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": str(_WIDTH)}
+    command = [sys.executable, *how, str(file), *options]
     try:
         done = subprocess.run(
             command, cwd=subject.root, env=environment, capture_output=True, text=True, timeout=_TIME_LIMIT
         )
     except subprocess.TimeoutExpired:
-        return [f"{Path(arguments[-1]).name} took longer than {_TIME_LIMIT} s"]
+        return [f"{file.name} took longer than {_TIME_LIMIT} s"]
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     if done.returncode == 0:
         return lines[-1] if lines else "done"
-    return [line for line in lines if tells(line)] or lines[-1:] or [f"exit status {done.returncode}"]
+    reasons = why(lines) or lines[-1:] or [f"exit status {done.returncode}"]
+    return [f"{_first_of(reasons)}; to see all: {_shown_command([*how, str(_from_here(file))])}"]
+
+
+def _from_here(file: Path) -> Path:
+    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+
+
+def _shown_command(arguments: list[str]) -> str:
+    return f"`{shlex.join(['python', *arguments])}`"
 
 
 def _verification(subject: Subject) -> str | list[str]:
