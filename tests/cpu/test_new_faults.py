@@ -47,6 +47,7 @@ INTERFACE: dict[str, list[Edit]] = {
     "no JSON": [("definition", '"axes"', "axes")],
     "name": [("definition", f'"name": "{NAME}"', '"name": "other_op"')],
     "taken": [("definition", f'"name": "{NAME}"', '"name": "rms_norm"')],
+    "sizes": [("definition", '"constraints": []', '"constraints": ["N == 2 * H", "H == 3 * N"]')],
     "patterns": [("patterns", "from __future__", "from from __future__")],
 }
 IMPLEMENTATION: dict[str, list[Edit]] = {
@@ -111,7 +112,7 @@ def test_a_kernel_that_overwrites_its_input_is_a_fault_of_the_registration(
 ) -> None:
     found = look(("kernel", "out = torch.empty_like(x)", "out = x"), titles=("implementation", "registration"))
     assert [step.state for step in found.values()] == ["ok", "FAULT"]
-    assert "it writes to its input 'x'" in found["registration"].text
+    assert found["registration"].text == f"kernels/{NAME}.py::{NAME}: it writes to its input 'x'"
 
 
 def test_a_benchmark_at_sizes_of_an_axis_that_is_not_there_is_a_fault(

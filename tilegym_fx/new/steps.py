@@ -18,6 +18,7 @@ from tilegym_fx import ops
 from tilegym_fx.errors import TilegymFxError
 from tilegym_fx.inventory.check import run_all
 from tilegym_fx.inventory.collect import collect
+from tilegym_fx.inventory.sizes import CannotTryError
 from tilegym_fx.inventory.trial import sample_inputs
 from tilegym_fx.kernel_check import compile_faults, disagreements, writes
 from tilegym_fx.pattern import patterns_of
@@ -84,7 +85,7 @@ def _first_of(problems: list[str]) -> str:
 
 
 def _interface(subject: Subject) -> str | list[str]:
-    faults = subject.interface_faults()
+    faults = subject.interface_faults() or _untriable(subject)
     if not faults:
         for outcome in run_all([subject.root], [subject.name], collect([subject.root])):
             faults += list(map(str, outcome.faults))
@@ -93,6 +94,15 @@ def _interface(subject: Subject) -> str | list[str]:
     forms = patterns_of(subject.readable, subject.name)
     definition = subject.readable.definitions[subject.name]
     return f"({', '.join(definition.inputs)}) -> {', '.join(definition.outputs)}; {len(forms)} Patterns"
+
+
+def _untriable(subject: Subject) -> list[str]:
+    """Why no step could try the Definition on inputs of its own."""
+    try:
+        sample_inputs(subject.readable.definitions[subject.name])
+    except CannotTryError as error:
+        return [f"{subject.shown('definition')}: no inputs to try it on can be made up: {error}"]
+    return []
 
 
 def _implementation(subject: Subject) -> str | list[str]:
@@ -119,9 +129,9 @@ def _registration(subject: Subject) -> str | list[str]:
         torch.library.opcheck(overload, inputs, test_utils=("test_schema", "test_faketensor"))
     except (RuntimeError, AssertionError, TypeError) as error:
         return [f"torch.library.opcheck: {' '.join(str(error).split())[:300]}"]
-    names = [s.name for s in inventory.solutions_for(subject.name)]
-    written = [f"{name}: {fault}" for name in names for fault in writes(inventory, name)]
-    return written or f"torch.ops.tilegym_fx.{subject.name} by {', '.join(names)}"
+    solutions = inventory.solutions_for(subject.name)
+    written = [f"{s.spec.entry_point}: {fault}" for s in solutions for fault in writes(inventory, s.name)]
+    return written or f"torch.ops.tilegym_fx.{subject.name} by {', '.join(s.name for s in solutions)}"
 
 
 def _tests(subject: Subject) -> str | list[str]:
