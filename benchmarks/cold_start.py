@@ -54,7 +54,7 @@ def _counted(name: str, seconds: dict[str, float]) -> Iterator[None]:
 def inside(args: argparse.Namespace) -> dict[str, float]:
     """The seconds of one start, in this process."""
     seconds: dict[str, float] = {}
-    faulthandler.dump_traceback_later(args.limit, exit=True)
+    faulthandler.dump_traceback_later(args.limit, exit=True, file=sys.__stderr__)
     with _counted("import", seconds):
         import torch
 

@@ -46,8 +46,15 @@ def test_the_warm_start_has_the_caches_that_the_cold_one_filled(
     assert [line.split()[-2] for line in capsys.readouterr().out.splitlines()[1:]] == ["3.0", "6.0"]
 
 
-def test_a_start_that_fails_says_why(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    failed = subprocess.CompletedProcess([], 1, "", "Traceback\nno such GPU")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(SystemExit, match=r"^error: a start failed: no such GPU$"):
-        bench.start([MODEL], tmp_path)
+def test_a_start_that_fails_has_said_why_itself(bench: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^error: a start failed, see above$"):
+        bench.start(["no/such-model", "--dry-run"], tmp_path)
+    assert "no/such-model" in capfd.readouterr().err
+
+
+def test_a_start_that_takes_too_long_says_where_it_is(
+    bench: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench.start([MODEL, "--dry-run", "--limit", "0.1"], tmp_path)
+    assert "cold_start.py" in capfd.readouterr().err

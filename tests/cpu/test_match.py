@@ -130,7 +130,7 @@ class TestWrites:
 
         check_pass(code, [rand(5, 64), rand(5, 64, seed=1), rand(64)], {"add_rms_norm": 1}, left=1)
 
-    def test_to_one_of_two_results_before_the_other_is_there_refuse(self) -> None:
+    def test_to_one_of_two_results_before_the_other_is_there_refuse_where_it_was_not_copied(self) -> None:
         def code(x: Any, residual: Any, w: Any) -> Any:
             total = residual + x
             wide = total.float()
@@ -138,7 +138,9 @@ class TestWrites:
             total.mul_(2)
             return w * (wide * scale).to(x.dtype), total
 
-        check_pass(code, [rand(5, 64), rand(5, 64, seed=1), rand(64)], {}, left=None)
+        check_pass(code, [rand(5, 64), rand(5, 64, seed=1), rand(64)], {"add_rms_norm": 1}, left=1)  # read by a cast
+        same = [rand(5, 64, dtype=FP32), rand(5, 64, seed=1, dtype=FP32), rand(64, dtype=FP32)]
+        check_pass(code, same, {}, left=None)
 
     def test_elsewhere_while_the_region_runs(self) -> None:
         """One result is copied to a buffer before the other is there; an input is written at last."""
