@@ -32,6 +32,8 @@ __all__ = [
 
 #: Names of variable axes, for sizes in the order of their first use.
 _LETTERS = ("H", "I", "K", "M", "D", "R", "T", "L")
+#: Where a word of a class's name ends: GPTNeoXLayer is gpt_neo_x_layer.
+_WORD_ENDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _TRANSFORMERS = "https://github.com/huggingface/transformers/blob/v{version}/src/transformers/{path}#L{first}-L{last}"
 
 
@@ -122,7 +124,7 @@ def _tensor(node: Node, free: Mapping[int, str]) -> dict[str, Any]:
 
 
 def _name(region: Region, taken: set[str]) -> str:
-    words = [re.sub(r"(?<!^)(?=[A-Z])", "_", region.site.module_class or "model").lower()]
+    words = [_WORD_ENDS.sub("_", region.site.module_class or "model").lower()]
     counted = [op_name(n).rpartition(".")[2] for n in region.nodes if n.target not in view_nodes()]
     words += list(dict.fromkeys(counted))[:3]
     stem = re.sub(r"_+", "_", re.sub(r"\W+", "_", "_".join(words))).strip("_")

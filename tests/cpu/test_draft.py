@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from pass_checks import capture
 from torch import nn
@@ -11,6 +13,7 @@ from torch import nn
 from tilegym_fx.draft import draft_of, draft_variants, free_sizes
 from tilegym_fx.normalize import normalize
 from tilegym_fx.region import Region, reference_of, regions
+from tilegym_fx.results import Site
 from tilegym_fx.schema import Definition
 from tilegym_fx.synth import can_write
 
@@ -127,3 +130,14 @@ def test_names_are_new() -> None:
     taken: set[str] = set()
     first, second = (draft_of(region, "some", "prefill", taken)["name"] for _ in range(2))
     assert second == f"{first}_2"
+
+
+@pytest.mark.parametrize(
+    ("module_class", "stem"),
+    [("GPTNeoXLayer", "gpt_neo_x_layer"), ("LlamaMLP", "llama_mlp"), ("XIELUActivation", "xielu_activation"),
+     ("Olmo2RMSNorm", "olmo2_rms_norm"), ("", "model")],
+)  # fmt: skip
+def test_a_draft_is_named_by_the_words_of_its_class(module_class: str, stem: str) -> None:
+    (region,) = found(lambda x: torch.tanh(x) * 2, (BATCH, SEQ, HIDDEN))
+    region = replace(region, site=Site(module_class=module_class))
+    assert draft_of(region, "some", "prefill", set())["name"] == f"{stem}_tanh_mul"
