@@ -75,12 +75,13 @@ def test_beside_all_others_it_takes_the_place_of_the_rotary_embedding() -> None:
     assert "rotary_embedding" not in report.counts()
 
 
-def test_it_is_not_taken_unless_it_is_named() -> None:
-    fresh_compiler()
-    model = tiny("llama", LAYERS)
-    step = torch.compile(model, backend="tilegym_fx", options={"inner": "eager"})
-    assert_same_steps(model, step)
-    report = last_report()
-    assert report is not None
-    assert NAME not in report.counts()
+def test_it_is_taken_unless_it_is_left_out() -> None:
+    for skip, taken in (((), LAYERS), ((NAME,), 0)):
+        fresh_compiler()
+        model = tiny("llama", LAYERS)
+        step = torch.compile(model, backend="tilegym_fx", options={"inner": "eager", "skip": skip})
+        assert_same_steps(model, step)
+        report = last_report()
+        assert report is not None
+        assert report.counts().get(NAME, 0) == taken
     assert report.counts()["rotary_embedding"] == LAYERS
