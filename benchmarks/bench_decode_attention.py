@@ -15,19 +15,16 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import cuda.tile as ct
+import one_by_one
 import torch
-from timing import argument_sets, copy_rate, median_time
-from warming import warm
+from timing import argument_sets, median_time
 
 from tilegym_fx import inventory
 from tilegym_fx.launch import processor_count, recorded
@@ -189,20 +186,15 @@ def dry_run(case: Case) -> None:
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Decode attention over numbers of blocks.")
+    parser = one_by_one.parser("Decode attention over numbers of blocks.")
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 8192])
-    parser.add_argument("--seconds", type=float, default=300, help="start no further case after this time")
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
-    parser.add_argument("--dry-run", action="store_true", help="needs no GPU: small shapes in the interpreter")
-    parser.add_argument("--part", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
     options = options_of(arguments)
-    start = time.monotonic()
     wanted = list(cases(options.only, options.batches, options.contexts))
     if options.dry_run:
         for case in wanted:
@@ -211,17 +203,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.part:
         run_once(wanted, options.part)
         return 0
-    warm(__file__, arguments, "--part", WARM_LIMIT)
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {copy_rate() / 1e9:.0f} GB/s, "
-          f"{time.monotonic() - start:.0f} s compiling", flush=True)  # fmt: skip
-    rows: list[dict[str, Any]] = []
-    for case in wanted:
-        if time.monotonic() - start > options.seconds:
-            print(f"time is up: {len(wanted) - len(rows)} cases left out")
-            break
-        rows.append(measure(case))
-        if options.json:
-            options.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1))
+    one_by_one.measure_all(__file__, arguments, options, wanted, measure, WARM_LIMIT)
     return 0
 
 

@@ -15,21 +15,18 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import cuda.tile as ct
+import one_by_one
 import torch
 import torch.nn.functional as F
-from timing import argument_sets, copy_rate, median_time
-from warming import warm
+from timing import argument_sets, median_time
 
 from tilegym_fx import inventory
 
@@ -233,20 +230,15 @@ def dry_run(case: Case) -> None:
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Routed experts beside torch's grouped product.")
+    parser = one_by_one.parser("Routed experts beside torch's grouped product.")
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 8, 32, 2048])
     parser.add_argument("--sweep", action="store_true", help="other tilings of the products too")
-    parser.add_argument("--seconds", type=float, default=300, help="start no further case after this time")
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
-    parser.add_argument("--dry-run", action="store_true", help="needs no GPU: small shapes in the interpreter")
-    parser.add_argument("--part", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
     options = options_of(arguments)
-    start = time.monotonic()
     wanted = [Case(name, *MODELS[name], tokens) for tokens in options.tokens for name in options.only]
     if options.dry_run:
         for case in wanted[: len(options.only)]:
@@ -255,17 +247,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.part:
         run_once(wanted, options.sweep, options.part)
         return 0
-    warm(__file__, arguments, "--part", WARM_LIMIT)
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {copy_rate() / 1e9:.0f} GB/s, "
-          f"{time.monotonic() - start:.0f} s compiling", flush=True)  # fmt: skip
-    rows: list[dict[str, Any]] = []
-    for case in wanted:
-        if time.monotonic() - start > options.seconds:
-            print(f"time is up: {len(wanted) - len(rows)} cases left out")
-            break
-        rows.append(measure(case, options.sweep))
-        if options.json:
-            options.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1))
+    one_by_one.measure_all(
+        __file__, arguments, options, wanted, functools.partial(measure, sweep=options.sweep), WARM_LIMIT
+    )
     return 0
 
 

@@ -1,0 +1,54 @@
+"""Benchmarks whose cases are measured one by one: their common options, and the run that ends when its time is up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from timing import copy_rate
+from warming import warm
+
+Case = TypeVar("Case")
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options that each of them has."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--seconds", type=float, default=300, help="start no further case after this time")
+    options.add_argument("--json", type=Path, help="write all numbers to this file")
+    options.add_argument("--dry-run", action="store_true", help="needs no GPU: small shapes in the interpreter")
+    options.add_argument("--part", help=argparse.SUPPRESS)
+    return options
+
+
+def measure_all(
+    script: str, arguments: Sequence[str], options: argparse.Namespace, wanted: Sequence[Case],
+    measure: Callable[[Case], dict[str, Any]], warm_limit: float,
+) -> None:  # fmt: skip
+    """Compile everything side by side, then measure case after case; the file has what is known so far.
+
+    Args:
+        script: The benchmark's file, which takes `--part` and then only compiles its share.
+        arguments: Its arguments.
+        options: What they say.
+        wanted: The cases.
+        measure: Measures one, and prints its lines.
+        warm_limit: Seconds for compiling.
+    """
+    start = time.monotonic()
+    warm(script, arguments, "--part", warm_limit)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {copy_rate() / 1e9:.0f} GB/s, "
+          f"{time.monotonic() - start:.0f} s compiling", flush=True)  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for case in wanted:
+        if time.monotonic() - start > options.seconds:
+            print(f"time is up: {len(wanted) - len(rows)} cases left out")
+            break
+        rows.append(measure(case))
+        if options.json:
+            options.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1))
