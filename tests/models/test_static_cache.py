@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +13,10 @@ from pass_checks import assert_as_exact
 from static_steps import filled_cache, given, tiny
 from transformers import StaticCache
 
-from tilegym_fx import inventory, last_report
-from tilegym_fx.plan import verified
+from tilegym_fx import last_report
 
 NAME = "rotary_cache_write"
 LAYERS = 3
-WITH_IT = (*verified(inventory.load()), NAME)
 
 
 def steps(model: torch.nn.Module, step: torch.nn.Module, rows: int) -> tuple[list[torch.Tensor], StaticCache]:
@@ -39,49 +39,37 @@ def assert_same_steps(model: torch.nn.Module, step: torch.nn.Module, rows: int =
         assert_as_exact(ours.values, theirs.values, right.values)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral", "smollm3", "qwen3"])
-def test_every_layer_has_it(model_type: str, rows: int) -> None:
+def counts(model_type: str, rows: int = 1, **options: Any) -> Mapping[str, int]:
+    """What the graph of a step holds, having checked that its steps are those of the model."""
     fresh_compiler()
     model = tiny(model_type, LAYERS)
-    step = torch.compile(model, backend="tilegym_fx", options={"inner": "eager", "only": NAME})
+    step = torch.compile(model, backend="tilegym_fx", options={"inner": "eager", **options})
     assert_same_steps(model, step, rows)
     report = last_report()
     assert report is not None
-    assert report.counts() == {NAME: LAYERS}
+    return report.counts()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral", "smollm3", "qwen3"])
+def test_every_layer_has_it(model_type: str, rows: int) -> None:
+    assert counts(model_type, rows, only=NAME) == {NAME: LAYERS}
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3"])
 def test_a_norm_before_the_rotation_leaves_the_update_to_a_kernel_of_its_own(model_type: str) -> None:
-    fresh_compiler()
-    model = tiny(model_type, LAYERS)
-    names = (*WITH_IT, "cache_write")
-    step = torch.compile(model, backend="tilegym_fx", options={"inner": "eager", "only": names})
-    assert_same_steps(model, step)
-    report = last_report()
-    assert report is not None
-    assert report.counts()["cache_write"] == LAYERS
-    assert NAME not in report.counts()
+    found = counts(model_type)
+    assert found["cache_write"] == LAYERS
+    assert NAME not in found
 
 
 def test_beside_all_others_it_takes_the_place_of_the_rotary_embedding() -> None:
-    fresh_compiler()
-    model = tiny("llama", LAYERS)
-    step = torch.compile(model, backend="tilegym_fx", options={"inner": "eager", "only": WITH_IT})
-    assert_same_steps(model, step)
-    report = last_report()
-    assert report is not None
-    assert report.counts()[NAME] == LAYERS
-    assert "rotary_embedding" not in report.counts()
+    found = counts("llama")
+    assert found[NAME] == LAYERS
+    assert "rotary_embedding" not in found
 
 
-def test_it_is_taken_unless_it_is_left_out() -> None:
-    for skip, taken in (((), LAYERS), ((NAME,), 0)):
-        fresh_compiler()
-        model = tiny("llama", LAYERS)
-        step = torch.compile(model, backend="tilegym_fx", options={"inner": "eager", "skip": skip})
-        assert_same_steps(model, step)
-        report = last_report()
-        assert report is not None
-        assert report.counts().get(NAME, 0) == taken
-    assert report.counts()["rotary_embedding"] == LAYERS
+def test_where_it_is_left_out_the_rotary_embedding_stays() -> None:
+    found = counts("llama", skip=[NAME])
+    assert NAME not in found
+    assert found["rotary_embedding"] == LAYERS
