@@ -18,9 +18,9 @@ diagonal, outside a window, beyond the filled part of a static cache. Keys outsi
 of a block see are not read. In decode each block finds that span itself, before it takes its share; in prefill
 `attention_span_kernel` writes it. A query that sees no key gives 0, as in F.scaled_dot_product_attention.
 
-In decode no step looks at its own tile of the mask to leave the product out: with such an `if` in its loop the
-kernel was some 1 us faster for caches whose masks arrive by bulk copies (rows of a multiple of 16 bytes), and never
-ended on an H200 for all others (CTK 13.4.92).
+In decode no step looks at its own tile of the mask to leave the product out, which would spare the search: with such
+an `if` in its loop the kernel never ended on an H200 for masks that do not arrive by bulk copies (rows of no multiple
+of 16 bytes, CTK 13.4.92).
 
 Tiles have the next power of two above D (80 and 96 run as 128); the part beyond D is zeros, which add
 nothing.
@@ -404,7 +404,7 @@ def choose_decode_tiling(width: int, itemsize: int, rows: int = MIN_ROWS) -> Til
     """Tiles of the decode kernel: a step reads 64 KiB of keys and as much of values, one block a multiprocessor.
 
     Of 24 tilings this was within 9% of the best at every batch and length, where blocks of 16 KiB lost up to 32%
-    (benchmarks/2026-11-30_h200_second, 16 rows). More rows need the registers for their scores.
+    (benchmarks/2026-11-30_h200_second, 16 rows, masks not yet searched). More rows need the registers for their scores.
 
     Args:
         width: D.
