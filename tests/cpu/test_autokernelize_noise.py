@@ -19,12 +19,12 @@ from tilegym_fx.autokernelize.child import Answer
 from tilegym_fx.autokernelize.experiment import Reply
 from tilegym_fx.autokernelize.figures import TRUSTED, Figures
 from tilegym_fx.autokernelize.ledger import Ledger, Row
+from tilegym_fx.autokernelize.loop import run
 from tilegym_fx.autokernelize.measuring import Bench, BenchError, figures_of
 from tilegym_fx.autokernelize.options import Options
 from tilegym_fx.autokernelize.page import page
 from tilegym_fx.autokernelize.preflight import environment
 from tilegym_fx.autokernelize.repository import Repository
-from tilegym_fx.autokernelize.start import start
 from tilegym_fx.bench.results import Result, Samples
 from tilegym_fx.errors import TilegymFxError, UsageError
 
@@ -46,7 +46,7 @@ def played(folder: Path, monkeypatch: pytest.MonkeyPatch, *figures: Figures) -> 
     left = iter([*replies, Reply("nothing")])
     monkeypatch.setattr(loop, "ask", lambda *_: Answer("answered", next(left)))
     told: list[str] = []
-    return asked, loop.go_on(asked, *start(asked), told.append), told
+    return asked, run(asked, told.append), told
 
 
 def ending(ledger: Ledger) -> list[tuple[str, str]]:
@@ -172,10 +172,10 @@ def test_a_run_that_ended_without_a_baseline_of_its_tree_takes_it_when_it_goes_o
 
     monkeypatch.setattr(loop, "ask", ends)
     with pytest.raises(TilegymFxError):
-        loop.go_on(asked, *start(asked), lambda line: None)
+        run(asked, lambda line: None)
     left = iter([Reply("baseline", figures=measured(0.5, 500.0).as_json()), Reply("nothing")])
     monkeypatch.setattr(loop, "ask", lambda *_: Answer("answered", next(left)))
-    ledger = loop.go_on(asked, *start(asked), lambda line: None)
+    ledger = run(asked, lambda line: None)
     assert [(row.description, row.throughput) for row in ledger.rows] == [("baseline", 1000.0), ("baseline", 500.0)]
     assert ledger.head == repository.head
 
@@ -311,4 +311,4 @@ def test_a_run_that_was_measured_by_the_clock_is_not_continued_by_graphs(
     asked = Options("gpt2", write_root(tmp_path / "root"), tmp_path / "results", alone=True)
     book.save(Ledger("gpt2", {**found, "figures": "measured on a GPU"}, [Row(0, "keep", "baseline")]), asked.results)
     with pytest.raises(UsageError, match="other figures: measured on a GPU"):
-        loop.go_on(asked, *start(asked), lambda line: None)
+        run(asked, lambda line: None)

@@ -224,7 +224,7 @@ def test_what_is_left_is_what_the_last_kept_row_left(folder: Path, monkeypatch: 
         answers = answering([*replies, Reply("nothing")])
         monkeypatch.setattr(loop, "ask", lambda *_, answers=answers: next(answers))
         options = Options(**{**vars(asked(folder)), "results": folder / f"results {len(left)}"})
-        done = loop.go_on(options, *start(options), lambda line: None)
+        done = loop.run(options, lambda line: None)
         assert done.uncovered == left
         assert book.read(options.results, "gpt2") == done
         assert ("Fast a.py:2" in page(done, options.root, options.results)) is bool(left)

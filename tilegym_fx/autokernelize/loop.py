@@ -20,6 +20,7 @@ from .experiment import TURN_FILE, Reply, Request
 from .ledger import Ledger, Row
 from .options import Options
 from .repository import Repository
+from .start import start
 from .verdict import against, against_baseline
 
 
@@ -27,6 +28,19 @@ class InterruptedRunError(TilegymFxError):
     """Somebody pressed Ctrl-C."""
 
     advice = "Start it again with the same arguments: it goes on where it was"
+
+
+def run(options: Options, say: Callable[[str], None]) -> Ledger:
+    """Run the loop to its end, or go on with an earlier run.
+
+    Args:
+        options: What to do.
+        say: Takes a line for each thing that happens.
+
+    Raises:
+        TilegymFxError: See :func:`tilegym_fx.autokernelize.start.start`, which comes first, and :func:`go_on`.
+    """
+    return go_on(options, *start(options), say)
 
 
 def go_on(options: Options, repository: Repository, run_book: Ledger, say: Callable[[str], None]) -> Ledger:
