@@ -403,8 +403,9 @@ def choose_prefill_tiling(width: int, itemsize: int, waves: float = 1.0) -> Tili
 def choose_decode_tiling(width: int, itemsize: int, rows: int = MIN_ROWS) -> Tiling:
     """Tiles of the decode kernel: a step reads 64 KiB of keys and as much of values, one block a multiprocessor.
 
-    Of 24 tilings this was within 9% of the best at every batch and length, where blocks of 16 KiB lost up to 32%
-    (benchmarks/2026-11-30_h200_second, 16 rows, masks not yet searched). More rows need the registers for their scores.
+    Of ten tilings this was within 6% of the best at width 128, every batch and length. At 256 that many keys spill (1.3 to
+    1.6 times the best), so two blocks read half of it each (benchmarks/2026-11-30_h200_third, 16 rows, under a mask). More
+    rows need the registers for their scores.
 
     Args:
         width: D.
@@ -416,6 +417,8 @@ def choose_decode_tiling(width: int, itemsize: int, rows: int = MIN_ROWS) -> Til
     most = max(1, MOST_SCORES // rows)
     if rows > MIN_ROWS:
         return Tiling(0, min(8192 // covering_power(width), most), 3, blocks=2)
+    if width > 128:
+        return Tiling(0, min(16384 // covering_power(width), most), 2, blocks=2)
     return Tiling(0, min(32768 // covering_power(width), most), 1, blocks=1)
 
 
