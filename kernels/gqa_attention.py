@@ -403,9 +403,9 @@ def choose_prefill_tiling(width: int, itemsize: int, waves: float = 1.0) -> Tili
 def choose_decode_tiling(width: int, itemsize: int, rows: int = MIN_ROWS) -> Tiling:
     """Tiles of the decode kernel: a step reads 64 KiB of keys and as much of values, one block a multiprocessor.
 
-    Of ten tilings this was within 6% of the best at width 128, every batch and length. At 256 that many keys spill (1.3 to
-    1.6 times the best), so two blocks read half of it each (benchmarks/2026-11-30_h200_third, 16 rows, under a mask). More
-    rows need the registers for their scores.
+    Of ten tilings this was within 6% of the best at width 128, every batch and length. At 256 that many keys spill
+    (1.3 to 1.6 times the best), so two blocks read half of it each (benchmarks/2026-11-30_h200_third, 16 rows, under
+    a mask). More rows need the registers for their scores.
 
     Args:
         width: D.

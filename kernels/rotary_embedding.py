@@ -10,9 +10,8 @@ equal.
 Tiles. Arrays stay [batch, heads, positions, head_dim] with their own strides, so the transposed view of a
 projection is read in place; the results are contiguous. A block takes HEADS heads at POSITIONS positions, so
 that each value of cos and sin is loaded once for HEADS heads. HALF is head_dim / 2 rounded up to a power of
-two (head_dim 80 and 96 idle the lanes above), and the two halves are slices of the arrays, so that neither
-reads beyond its own end. Blocks after the last group of query heads take the keys: a second launch would
-cost more than the whole kernel in a decode step.
+two, and the two halves are slices of the arrays, so that neither reads beyond its own end. Blocks after the
+last group of query heads take the keys: a second launch would cost more than the whole kernel in a decode step.
 """
 
 from __future__ import annotations
@@ -73,33 +72,41 @@ def product(x, factor, dtype):
     return ct.astype(ct.astype(ct.astype(x, ct.float32) * ct.astype(factor, ct.float32), dtype), ct.float32)
 
 
-def turned(x, cos, sin, batch, group, position, half, shape, whole, dtype):
-    """Both halves of the block's heads, rotated."""
-    low = heads_tile(x.slice(3, 0, half), batch, group, position, shape, whole)
-    high = heads_tile(x.slice(3, half, 2 * half), batch, group, position, shape, whole)
-    cos_low = angle_tile(cos.slice(2, 0, half), batch, position, shape, whole)
-    cos_high = angle_tile(cos.slice(2, half, 2 * half), batch, position, shape, whole)
-    sin_low = angle_tile(sin.slice(2, 0, half), batch, position, shape, whole)
-    sin_high = angle_tile(sin.slice(2, half, 2 * half), batch, position, shape, whole)
+def turned(x, cos, sin, batch, group, position, half, shape, whole, dtype, start=0):
+    """Both halves of the block's heads, rotated: the columns of each half from `start` on."""
+    middle, end = half + start, 2 * half
+    low = heads_tile(x.slice(3, start, half), batch, group, position, shape, whole)
+    high = heads_tile(x.slice(3, middle, end), batch, group, position, shape, whole)
+    cos_low = angle_tile(cos.slice(2, start, half), batch, position, shape, whole)
+    cos_high = angle_tile(cos.slice(2, middle, end), batch, position, shape, whole)
+    sin_low = angle_tile(sin.slice(2, start, half), batch, position, shape, whole)
+    sin_high = angle_tile(sin.slice(2, middle, end), batch, position, shape, whole)
     first = product(low, cos_low, dtype) - product(high, sin_low, dtype)
     second = product(high, cos_high, dtype) + product(low, sin_high, dtype)
     return first, second
 
 
-def rotate(x, cos, sin, out, batch, group, position, half, shape, whole, dtype):
-    first, second = turned(x, cos, sin, batch, group, position, half, shape, whole, dtype)
-    put(out.slice(3, 0, half), batch, group, position, first, whole)
-    put(out.slice(3, half, 2 * half), batch, group, position, second, whole)
+def rotate(x, cos, sin, out, batch, group, position, half, shape, whole, dtype, start=0):
+    first, second = turned(x, cos, sin, batch, group, position, half, shape, whole, dtype, start)
+    put(out.slice(3, start, half), batch, group, position, first, whole)
+    put(out.slice(3, half + start, 2 * half), batch, group, position, second, whole)
 
 
 def rotate_block(x, cos, sin, out, group, half, shape, round_products):
-    """Rotates the block's heads of one array, without bounds checks where the block lies inside of it."""
+    """Rotates the block's heads of one array, without bounds checks where the block lies inside of it.
+
+    A half that is two powers of two wide (40 = 32 + 8, 48 = 32 + 16) is rotated in two pieces then.
+    """
     position, batch = ct.bid(0), ct.bid(2)
     dtype = out.dtype if round_products else ct.float32
-    if shape[3] != half:
+    piece = shape[3] if shape[3] == half else shape[3] // 2
+    rest = half - piece
+    if rest & (rest - 1) != 0:
         rotate(x, cos, sin, out, batch, group, position, half, shape, False, dtype)
     elif ((group + 1) * shape[1] <= out.shape[1]) & ((position + 1) * shape[2] <= out.shape[2]):
-        rotate(x, cos, sin, out, batch, group, position, half, shape, True, dtype)
+        rotate(x, cos, sin, out, batch, group, position, half, (*shape[:3], piece), True, dtype)
+        if rest > 0:
+            rotate(x, cos, sin, out, batch, group, position, half, (*shape[:3], rest), True, dtype, piece)
     else:
         rotate(x, cos, sin, out, batch, group, position, half, shape, False, dtype)
 
