@@ -27,7 +27,8 @@ import torch
 from timing import argument_sets, median_time
 
 from tilegym_fx import inventory
-from tilegym_fx.launch import processor_count, recorded
+from tilegym_fx.launch import processor_count
+from tilegym_fx.recording import recorded
 
 KERNELS = sys.modules[inventory.load().entry_point("gqa_attention_masked").__module__]
 #: Query heads, key heads, head dimension.

@@ -219,7 +219,7 @@ def preflight(arch: str) -> Check:
     try:
         entry = load().entry_point("cache_append")
         from tilegym_fx.compile import compile_kernel
-        from tilegym_fx.launch import recorded
+        from tilegym_fx.recording import recorded
     except KernelError as error:
         return Check(name, "problem", f"no kernel can be loaded: {error.what}", error.next_step)
     except ImportError as error:

@@ -294,7 +294,7 @@ def compile_faults(
     """
     try:
         from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-        from tilegym_fx.launch import recorded
+        from tilegym_fx.recording import recorded
     except ImportError as error:
         raise KernelError(f"no kernel can be compiled here: {error}", advice=_NO_COMPILER) from error
 

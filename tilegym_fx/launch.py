@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
 import cuda.tile as ct
 import torch
 
+from tilegym_fx import recording
 from tilegym_fx.errors import KernelError
 
 # Looked up once: a launch takes a few microseconds, of which attribute chains would be a visible part.
@@ -41,24 +38,6 @@ class CompileError(KernelError):
     advice: ClassVar[str] = "Correct the kernel at the named line, or leave this variant out"
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One launch that was recorded instead of run.
-
-    Attributes:
-        kernel: The kernel, hints included.
-        grid: Its block counts.
-        args: Its arguments.
-    """
-
-    kernel: ct.kernel
-    grid: tuple[int, ...]
-    args: tuple[Any, ...]
-
-
-_recording: ContextVar[list[Launch] | None] = ContextVar("tilegym_fx_recording", default=None)
-
-
 def launch(kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
     """Run ``kernel`` over ``grid``.
 
@@ -78,6 +57,8 @@ def launch(kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> N
         CompileError: On a GPU, the kernel is compiled for these arguments the first time, and that failed.
         InterpreterError: On the CPU, what the interpreter found wrong.
     """
+    if recording.note(kernel, grid, args):
+        return
     for arg in args:
         if isinstance(arg, torch.Tensor):
             if not arg.is_cuda:
@@ -136,28 +117,7 @@ def covering_power(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-@contextmanager
-def recorded() -> Iterator[list[Launch]]:
-    """Record launches on CPU and meta tensors instead of running them.
-
-    Given meta tensors, a kernel's entry point tells which launches a large shape leads to, without memory.
-
-    Yields:
-        The launches, in order; their outputs hold whatever the entry point allocated.
-    """
-    launches: list[Launch] = []
-    token = _recording.set(launches)
-    try:
-        yield launches
-    finally:
-        _recording.reset(token)
-
-
 def _launch_off_gpu(tensor: torch.Tensor, kernel: ct.kernel, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
-    launches = _recording.get()
-    if launches is not None:
-        launches.append(Launch(kernel, tuple(grid), tuple(args)))
-        return
     if tensor.device.type != "cpu":
         raise KernelError(
             f"{_name(kernel)} launched on a {tensor.device.type} tensor",

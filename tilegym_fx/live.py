@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -29,6 +30,7 @@ from .folder_form import emitted_path, make_emitted_folder
 from .live_report import Report
 from .ops import lower_as_calls, tell_of_references, what_runs
 from .planner import BATCH, Call, is_meta, model_device, plan_source_form, split_inputs
+from .rehearsal import compilers, language_calls
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -157,6 +159,12 @@ def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool) -> _Ch
     if not verify or is_meta(model):
         binding.apply(module, model)
         return _UNCHECKED
+    with compilers(model, made.text) as compile_kernels:
+        return _verified(model, made, module, inputs, compile_kernels)
+
+
+def _verified(model: nn.Module, made: EmitResult, module: ModuleType, inputs: Any,
+              compile_kernels: Callable[[Iterator[Callable[[], None]]], None]) -> _Checked:  # fmt: skip
     run = _runner(model, inputs)
     original, dtype = _runs(model, run), _dtype_of(model)
     wide = judge.Wider(None)
@@ -172,6 +180,7 @@ def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool) -> _Ch
     binding.apply(module, model)
     used = ", ".join(sorted({w.match.definition for w in made.written}))
     try:
+        compile_kernels(_calls(model, inputs))
         checks = judge.compare(original, run(model), wide.outputs, dtype)
     except BaseException as problem:
         binding.restore(model)
@@ -209,6 +218,15 @@ def _runner(model: nn.Module, inputs: Any) -> judge.Call:
         return lambda m: judge.run_module(m, *_as_judged(m, args, kwargs))
     sample = judge.sample_inputs(model, batch=BATCH)
     return lambda m: judge.run_language_model(m, sample, _cache_of)
+
+
+def _calls(model: nn.Module, inputs: Any) -> Iterator[Callable[[], None]]:
+    """What `_runner` makes a model do, and more of the kind, to be made without memory."""
+    if inputs is None:
+        yield from language_calls(model, judge.sample_inputs(model, batch=BATCH)["input_ids"], _cache_of)
+    else:
+        args, kwargs = split_inputs(inputs)
+        yield lambda: model(*args, **kwargs)
 
 
 def _cache_of(model: nn.Module, results: Any) -> dict[str, Any] | None:

@@ -227,7 +227,7 @@ def compile_apart(entry: Callable[..., Any], call: OpCall, key: tuning.Key, conf
         CompileError: One does not compile, crashes the compiler, or takes longer than ``limit`` seconds.
     """
     from tilegym_fx.compile import compile_kernel
-    from tilegym_fx.launch import recorded
+    from tilegym_fx.recording import recorded
 
     with _one_at_a_time, tuning.recording(tuning.NO_GPU, {key: config}), recorded() as launches:
         entry(*call.make("meta"))

@@ -23,7 +23,8 @@ from .export.trace import unchanged
 _WORSE = 2.0
 #: Roundings of the model's dtype, relative to the largest output, that are always allowed.
 _ROUNDINGS = 8.0
-_DECODE_STEPS = 4
+#: Cached steps that a verification makes.
+DECODE_STEPS = 4
 
 Call = Callable[[nn.Module], Any]
 CacheOf = Callable[[nn.Module, Any], "dict[str, Any] | None"]
@@ -71,7 +72,7 @@ def sample_inputs(model: nn.Module, *, batch: int = 1, seq: int = 12) -> dict[st
 
 
 def run_language_model(
-    model: nn.Module, inputs: dict[str, Any], cache_of: CacheOf, steps: int = _DECODE_STEPS
+    model: nn.Module, inputs: dict[str, Any], cache_of: CacheOf, steps: int = DECODE_STEPS
 ) -> Outputs:
     """Logits of the prompt and of cached steps, then the same with the first row padded on the left.
 

@@ -20,7 +20,7 @@ from repository import ROOT
 
 from tilegym_fx.compile import compile_kernel
 from tilegym_fx.doctor import find_tool
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 REGIONS = {path.stem: path for path in sorted((ROOT / "tests" / "support" / "regions").glob("*.json"))}
 SMALL = "gemma3_rms_norm_to_add"

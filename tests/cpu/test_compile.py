@@ -183,7 +183,7 @@ def test_a_kernel_inside_a_function_cannot_be_compiled_in_a_child():
 
 
 def test_hints_by_target_reach_the_child():
-    from tilegym_fx.compile.child import _hints
+    from tilegym_fx.compile.child import hints
 
-    assert _hints(hinted_kernel, "sm_90") == {"num_ctas": 1, "occupancy": 4, "opt_level": 3}
-    assert _hints(hinted_kernel, "sm_80")["occupancy"] == 1
+    assert hints(hinted_kernel, "sm_90") == {"num_ctas": 1, "occupancy": 4, "opt_level": 3}
+    assert hints(hinted_kernel, "sm_80")["occupancy"] == 1

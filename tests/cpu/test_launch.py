@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from tilegym_fx.errors import KernelError
-from tilegym_fx.launch import launch, recorded
+from tilegym_fx.launch import launch
+from tilegym_fx.recording import recorded
 
 module = importlib.import_module("tilegym_fx.launch")
 

@@ -15,9 +15,9 @@ from repository import ROOT
 
 from tilegym_fx.inventory import Inventory, load
 from tilegym_fx.kernel_check import compile_faults, difference, disagreements, finds, random_inputs
-from tilegym_fx.launch import recorded
 from tilegym_fx.new import scaffold
 from tilegym_fx.pattern import forms_of
+from tilegym_fx.recording import recorded
 from tilegym_fx.schema import Definition
 from tilegym_fx.synth import SynthesisError, write_kernel
 

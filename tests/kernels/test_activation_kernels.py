@@ -12,7 +12,7 @@ import torch
 from inputs import DTYPES, INVENTORY, ROWS, make_inputs, worst
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 NAMES = ("gelu_mul", "gelu_tanh_mul", "silu_mul", "silu_mul_packed")
 SEPARATE = NAMES[:3]

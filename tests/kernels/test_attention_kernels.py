@@ -14,7 +14,7 @@ from attentions import BRAIN, DEVICES, DTYPES, FULL, HALF, check, launches_of, m
 
 from tilegym_fx import inventory
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 #: B, Hq, Hk, S, T, D: many queries and few, widths with and without padding, groups that are no power of two.
 SHAPES = (

@@ -11,7 +11,7 @@ import torch
 from inputs import DTYPES, INVENTORY, ROWS, make_inputs, worst
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 MASKED = ("sink_attention_masked", "softcap_attention_masked")
 WIDE = ("mla_attention", "mla_attention_causal", "mla_attention_masked")

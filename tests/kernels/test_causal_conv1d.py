@@ -7,7 +7,7 @@ import torch
 from inputs import DTYPES, INVENTORY, ROWS, make_inputs, worst
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 PROMPTS = ("causal_conv1d", "causal_conv1d_silu", "causal_conv1d_bias_silu")
 STEPS = ("causal_conv1d_step", "causal_conv1d_step_silu", "causal_conv1d_step_bias_silu")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from inputs import DTYPES, INVENTORY, make_inputs, worst
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 NAMES = ("experts_clamped", "experts_silu", "experts_silu_fp32")
 #: More and fewer rows than 16 an expert, one token, experts without any, ragged tiles.

@@ -12,7 +12,7 @@ import torch
 from inputs import DTYPES, INVENTORY, ROWS, make_inputs, worst
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import Launch, recorded
+from tilegym_fx.recording import Launch, recorded
 
 GATED = (
     "linear_silu_mul", "linear_gelu_tanh_mul", "linear_silu_mul_packed", "rms_norm_linear_silu_mul",

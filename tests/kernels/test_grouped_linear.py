@@ -12,7 +12,7 @@ from inputs import DTYPES, INVENTORY, make_inputs, worst
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 

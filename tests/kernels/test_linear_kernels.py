@@ -13,7 +13,7 @@ from exact import EXACT, Rounding
 
 from tilegym_fx import inventory
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 NAMES = ("linear", "linear_bias", "linear_add")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -12,7 +12,7 @@ import torch
 from inputs import DTYPES, INVENTORY, ROWS, make_inputs, worst
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 #: Those whose groups must divide a row have test_gated_norm.py.
 NAMES = tuple(

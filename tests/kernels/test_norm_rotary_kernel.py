@@ -9,7 +9,7 @@ import torch
 from inputs import DTYPES, INVENTORY, ROWS, make_inputs, worst
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 NAMES = ("rms_norm_rotary_embedding", "rms_norm_plus_one_rotary_embedding")
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))

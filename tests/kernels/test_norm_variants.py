@@ -7,7 +7,7 @@ import torch
 from inputs import DTYPES, INVENTORY, ROWS, make_inputs, worst
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 NAMES = ("rms_norm_unweighted", "rms_norm_gated", "layer_norm_no_bias", "l2_norm", "l2_clip")
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))

@@ -10,7 +10,7 @@ from exact import EXACT, Rounding
 from inputs import INVENTORY
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 NAME = "padded_positions"
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))

@@ -11,7 +11,7 @@ import torch
 from inputs import DTYPES, INVENTORY, ROWS, make_inputs, worst
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import Launch, recorded
+from tilegym_fx.recording import Launch, recorded
 
 NAME = "rotary_cache_write"
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))

@@ -9,7 +9,7 @@ import torch
 from inputs import INVENTORY, OUTPUT_DTYPES, make_inputs, worst
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 NAMES = tuple(name for name in OUTPUT_DTYPES if name.startswith("rotary_table"))
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))

@@ -13,7 +13,7 @@ import torch
 from inputs import DTYPES, INVENTORY, ROWS, make_inputs, worst
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 PAIRED = (
     "rotary_embedding_half_width", "rotary_embedding_interleaved", "rotary_embedding_interleaved_fp32",

@@ -9,7 +9,7 @@ import pytest
 from repository import PACKAGE, ROOT, imports, name, python_files
 
 #: Known to everyone, knowing nobody but each other.
-GROUND = frozenset({"errors", "settings", "results"})
+GROUND = frozenset({"errors", "recording", "results", "settings"})
 
 #: Module -> what it may import from tilegym_fx besides GROUND. `__init__` may name anything, lazily.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -61,8 +61,20 @@ MAY_IMPORT: dict[str, set[str]] = {
         "plan",
         "provenance",
     },
-    "live": {"alone", "apply", "emit", "export", "folder_form", "live_report", "ops", "planner", "verify"},
     "tuning": set(),
+    "rehearsal": {"compile", "export", "inventory", "tuning", "verify"},
+    "live": {
+        "alone",
+        "apply",
+        "emit",
+        "export",
+        "folder_form",
+        "live_report",
+        "ops",
+        "planner",
+        "rehearsal",
+        "verify",
+    },
     "doctor": {"compile", "inventory", "launch", "ops", "tuning"},
     "bench": {"backend", "doctor", "export", "inventory", "live", "model_source", "ops", "survey", "verify"},
     "tune": {"bench", "compile", "cost", "inventory", "launch", "plan", "survey", "tuning"},
@@ -133,7 +145,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN: dict[str, set[str]] = {
     "transformers": {"bench", "breadth", "export", "model_source"},
     "huggingface_hub": {"model_source"},
-    "cuda": {"compile", "interpreter", "launch"},
+    "cuda": {"compile", "interpreter", "launch", "recording"},
     "networkx": {"draft", "match", "plan", "region", "rewrite"},
     "pydantic": {"inventory", "schema"},
     "rich": {"bench", "folding", "inventory", "render", "scan"},

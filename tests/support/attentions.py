@@ -8,7 +8,7 @@ import pytest
 import torch
 from exact import EXACT, Rounding
 
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 DTYPES = FULL, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tilegym_fx.cost import Device
-from tilegym_fx.launch import recorded
 from tilegym_fx.pipeline import Outcome
+from tilegym_fx.recording import recorded
 from tilegym_fx.results import PlannedMatch
 
 if TYPE_CHECKING:

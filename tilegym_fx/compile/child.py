@@ -29,23 +29,23 @@ def compile_in_child(
     """See :func:`tilegym_fx.compile.compile_kernel`; the arguments are described already."""
     name = kernel._pyfunc.__name__
     request = {
-        **_address(kernel),
+        **address(kernel),
         "parameters": list(parameters),
         "arch": arch,
-        "hints": _hints(kernel, arch),
+        "hints": hints(kernel, arch),
     }
     child = subprocess.Popen(
         [sys.executable, "-m", "tilegym_fx.compile.child"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env=environment(),
     )  # fmt: skip
     try:
         answer, log = child.communicate(json.dumps(request), timeout=timeout)
     except subprocess.TimeoutExpired as problem:
         raise timed_out(name, arch, timeout) from problem
     finally:
-        _end(child)
+        end(child)
     if child.returncode:
         last = log.strip().splitlines()[-1:] or ["no message"]
         raise CompileError(f"compiling kernel {name} for {arch} ended with status {child.returncode}: {last[0]}")
@@ -55,14 +55,19 @@ def compile_in_child(
     return base64.b64decode(reply["cubin"])
 
 
-def _end(child: subprocess.Popen[str]) -> None:
+def environment() -> dict[str, str]:
+    """Of a child that is to import what this process can."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def end(child: subprocess.Popen[str]) -> None:
     """Kill the child with the compiler that it may have started."""
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
 
-def _address(kernel: ct.kernel) -> dict[str, str]:
+def address(kernel: ct.kernel) -> dict[str, str]:
     """Where the child finds the kernel.
 
     Raises:
@@ -80,14 +85,14 @@ def _address(kernel: ct.kernel) -> dict[str, str]:
             "name": function.__name__}  # fmt: skip
 
 
-def _hints(kernel: ct.kernel, arch: str) -> dict[str, int]:
+def hints(kernel: ct.kernel, arch: str) -> dict[str, int]:
     """The kernel's hints for one architecture; one that is left to the compiler is left out."""
     by_target = kernel._compiler_options.hints_by_target()
-    hints = {**by_target["default"], **by_target.get(arch, {})}
-    return {hint: hints[hint] for hint in _HINTS if hints.get(hint) is not None}
+    given = {**by_target["default"], **by_target.get(arch, {})}
+    return {hint: given[hint] for hint in _HINTS if given.get(hint) is not None}
 
 
-def _find(folder: str, file: str, name: str) -> ct.kernel:
+def find(folder: str, file: str, name: str) -> ct.kernel:
     module = load_file(Path(folder), Path(file))
     for value in vars(module).values():
         if isinstance(value, ct.kernel) and value._pyfunc.__name__ == name:
@@ -101,7 +106,7 @@ def main() -> None:
     os.dup2(2, 1)
     request = json.load(sys.stdin)
     try:
-        kernel = _find(request["folder"], request["file"], request["name"]).replace_hints(**request["hints"])
+        kernel = find(request["folder"], request["file"], request["name"]).replace_hints(**request["hints"])
         cubin = compile_here(kernel, request["parameters"], request["arch"], None)
         reply = {"cubin": base64.b64encode(cubin).decode()}
     except TilegymFxError as problem:

@@ -7,11 +7,19 @@ with their own dtypes.
 
 from tilegym_fx.export.caches import cache_of
 from tilegym_fx.export.holes import Holes, with_holes
-from tilegym_fx.export.phases import build, export_phase, longest, phase_inputs, positions, run_without_memory
+from tilegym_fx.export.phases import (
+    build,
+    export_phase,
+    longest,
+    phase_inputs,
+    positions,
+    run_without_memory,
+    without_memory,
+)
 from tilegym_fx.export.sites import site_of
 from tilegym_fx.export.trace import MODEL_ERRORS, ExportedGraph, describe, export_module
 
 __all__ = [
     "MODEL_ERRORS", "ExportedGraph", "Holes", "build", "cache_of", "describe", "export_module", "export_phase",
-    "longest", "phase_inputs", "positions", "run_without_memory", "site_of", "with_holes",
+    "longest", "phase_inputs", "positions", "run_without_memory", "site_of", "with_holes", "without_memory",
 ]  # fmt: skip

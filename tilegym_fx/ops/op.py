@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from tilegym_fx import settings
 from tilegym_fx.errors import KernelError
+from tilegym_fx.recording import is_recording
 
 from .backends import NoImplementationError, registered, selected
 from .gradient import refuse_tangents
@@ -45,6 +46,15 @@ class Op:
         if self._has_products:
             args = for_grouped_products(args)
         return _contiguous(self.inventory.reference(self.name)(*args))
+
+    def fake(self, *args: Any) -> Any:
+        """A call on tensors without memory: the reference, or where launches are recorded what the kernel launches."""
+        if is_recording():
+            device = args[0].device
+            kernel = self._kernel_for(_capability(device.index) if device.type == "cuda" else None)
+            if kernel is not None:
+                return kernel(*args)
+        return self.reference(*args)
 
     def cpu(self, *args: Any) -> Any:
         """A call on CPU tensors."""

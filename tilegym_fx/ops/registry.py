@@ -56,7 +56,7 @@ def register(inventory: Inventory) -> None:
         _library.define(schema_of(definition), tags=torch.Tag.flexible_layout)
         _library.impl(name, op.cpu, "CPU")
         _library.impl(name, op.cuda, "CUDA")
-        register_fake(f"{_NAMESPACE}::{name}", op.reference, lib=_library)
+        register_fake(f"{_NAMESPACE}::{name}", op.fake, lib=_library)
         gradient = Gradient(op.reference)
         register_autograd(
             f"{_NAMESPACE}::{name}", gradient.backward, setup_context=gradient.setup_context, lib=_library

@@ -1,0 +1,120 @@
+"""What a rewritten model will launch, found out without memory and compiled side by side before it runs.
+
+The calls are those of the verification (`verify.run_language_model`, or one call with the user's inputs), and what
+comes after it: a long prompt. A call that cannot be made without memory is left out; its kernels are compiled when
+they are first launched, one after the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from . import settings
+from .export import MODEL_ERRORS, longest, without_memory
+from .inventory.layout import shipped_root
+from .recording import Launch, recorded
+from .tuning import arch_of
+from .verify import DECODE_STEPS
+
+#: Tokens of a long prompt: tiles for many rows, a multiple of 16 as the compiler likes to know of.
+PROMPT = 2048
+Call = Callable[[], None]
+CacheOf = Callable[[nn.Module, Any], "dict[str, Any] | None"]
+
+
+@contextmanager
+def compilers(model: nn.Module, text: str) -> Iterator[Callable[[Iterator[Call]], None]]:
+    """Processes that compile while the body runs, if there is anything for them to do.
+
+    Args:
+        model: The model, on one GPU or none at all.
+        text: The emitted module that it is to run. Where it has been compiled on this machine before, nothing is done.
+
+    Yields:
+        What compiles the kernels of some calls of the rewritten model, and waits for them.
+    """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if device.type != "cuda" or importlib.util.find_spec("cuda.tile") is None or _done(text, device).exists():
+        yield lambda calls: None
+        return
+    from .compile.ahead import Compilers
+
+    with Compilers() as there:
+
+        def compile_kernels(calls: Iterator[Call]) -> None:
+            if there.compile(launches(model, calls), arch_of(device)):
+                _note(_done(text, device))
+
+        yield compile_kernels
+
+
+def _done(text: str, device: torch.device) -> Path:
+    """The file that says that the kernels of an emitted module are compiled. Where it says so wrongly, because cuTile's
+    cache has been emptied, say, time is lost and nothing else."""
+    known = hashlib.sha256(text.encode())
+    for file in sorted((shipped_root() / "kernels").glob("*.py")):
+        known.update(file.read_bytes())
+    known.update(arch_of(device).encode())
+    return settings.cache_folder() / "compiled" / known.hexdigest()
+
+
+def _note(file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    except OSError:  # a cache that cannot be written to saves nothing next time
+        return
+
+
+def launches(model: nn.Module, calls: Iterator[Call]) -> list[Launch]:
+    """What the calls launch, each kind once and in order.
+
+    Args:
+        model: The model that they call.
+        calls: Of the model; made while no tensor has memory.
+    """
+    with without_memory(model, FakeTensorMode(allow_non_fake_inputs=True)), recorded() as found:
+        model.eval()
+        while True:
+            try:
+                call = next(calls, None)
+                if call is None:
+                    return found
+                call()
+            except MODEL_ERRORS:
+                continue
+
+
+def language_calls(model: nn.Module, ids: torch.Tensor, cache_of: CacheOf, steps: int = DECODE_STEPS) -> Iterator[Call]:
+    """The calls of :func:`.verify.run_language_model`, and a prompt of `PROMPT` tokens.
+
+    Args:
+        model: The model.
+        ids: Token ids of the prompt that is verified, [batch, tokens].
+        cache_of: Gives the model's cache, after a call, as the keyword argument of the next; None if it has none.
+        steps: Cached steps without padding; with it they are half as many.
+    """
+    yield lambda: _speak(model, ids, None, cache_of, steps)
+    yield lambda: _speak(model, ids, torch.ones_like(ids), cache_of, steps // 2)
+    length = min(PROMPT, longest(model, "prefill") or PROMPT)
+    yield lambda: _speak(model, ids.new_zeros(1, length), None, cache_of, 0)
+
+
+def _speak(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor | None, cache_of: CacheOf, steps: int) -> None:
+    tokens, cache = ids, dict[str, Any]()
+    for step in range(steps + 1):
+        masked = {} if mask is None else {"attention_mask": mask}
+        found = cache_of(model, model(input_ids=tokens, use_cache=True, **masked, **cache))
+        if found is None:
+            return
+        cache, tokens = found, ids[:, step % ids.shape[1], None]
+        mask = None if mask is None else torch.cat([mask, mask[:, :1]], dim=-1)
