@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -23,10 +22,11 @@ from . import apply as binding
 from . import verify as judge
 from .alone import alone
 from .emit import EmitResult
-from .errors import ExportError, MatchError, TilegymFxError, UsageError, VerifyError
+from .errors import ExportError, MatchError, UsageError, VerifyError
 from .export import MODEL_ERRORS, cache_of
 from .export.trace import describe
 from .folder_form import emitted_path, make_emitted_folder
+from .judging import UNCHECKED, Checked, Rewriting, Run, judged, wider_run
 from .live_report import Report
 from .ops import lower_as_calls, tell_of_references, what_runs
 from .planner import BATCH, Call, is_meta, model_device, plan_source_form, split_inputs
@@ -96,7 +96,7 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
 def _planned_and_applied(
     model: nn.Module, inputs: Any, only: Collection[str] | None, skip: Collection[str], verify: bool,
     emit: str | Path | None,
-) -> tuple[EmitResult, Report, _Checked]:  # fmt: skip
+) -> tuple[EmitResult, Report, Checked]:  # fmt: skip
     """Where the first layers stood for all and the result is wrong, all are looked at before anybody is told."""
     why_whole = ""
     while True:
@@ -106,7 +106,7 @@ def _planned_and_applied(
         try:
             return made, report, _apply(model, made, inputs, verify)
         except VerifyError as problem:
-            if not report.copied:
+            if not report.copied or isinstance(problem, judge.MemoryVerifyError):
                 raise
             why_whole = problem.what
 
@@ -141,83 +141,28 @@ def _require_module(model: Any) -> None:
         raise UsageError(f"{what} is no module with Python code", advice="Give an instance of an nn.Module")
 
 
-@dataclass(frozen=True)
-class _Checked:
-    """The checks of a rewritten model, and why no run in a wider dtype judged them."""
-
-    checks: Sequence[judge.Check] = ()
-    no_wider: str = ""
-
-
-_UNCHECKED = _Checked()
-
-
-def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool) -> _Checked:
+def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool) -> Checked:
     if not made.text:
-        return _UNCHECKED
+        return UNCHECKED
     module = binding.load(made.text)
     if not verify or is_meta(model):
         binding.apply(module, model)
-        return _UNCHECKED
+        return UNCHECKED
+    used = {written.match.definition for written in made.written}
     with compilers(model, made.text) as compile_kernels:
-        return _verified(model, made, module, inputs, compile_kernels)
+        rewriting = Rewriting(
+            model, used, lambda: binding.apply(module, model), lambda: binding.restore(model),
+            lambda: compile_kernels(_calls(model, inputs)),
+        )  # fmt: skip
+        return judged(rewriting, _runner(model, inputs))
 
 
-def _verified(model: nn.Module, made: EmitResult, module: ModuleType, inputs: Any,
-              compile_kernels: Callable[[Iterator[Callable[[], None]]], None]) -> _Checked:  # fmt: skip
-    run = _runner(model, inputs)
-    original, dtype = _runs(model, run), _dtype_of(model)
-    wide = judge.Wider(None)
-    if judge.apart(original, judge.with_other_numbers(model, run), dtype):
-        # In a wider dtype other random numbers are drawn, so the original alone judges, if it is like itself.
-        if unlike := judge.apart(original, run(model), dtype):
-            binding.apply(module, model)
-            warnings.warn(f"tilegym_fx: {type(model).__name__}: {unlike[0]}", stacklevel=3)
-            return _Checked(unlike)
-        wide = judge.Wider(None, "it draws random numbers")
-    else:
-        wide = _wider_run(model, run)
-    binding.apply(module, model)
-    used = ", ".join(sorted({w.match.definition for w in made.written}))
-    try:
-        compile_kernels(_calls(model, inputs))
-        checks = judge.compare(original, run(model), wide.outputs, dtype)
-    except BaseException as problem:
-        binding.restore(model)
-        if isinstance(problem, MODEL_ERRORS) and not isinstance(problem, torch.OutOfMemoryError | TilegymFxError):
-            raise VerifyError(f"{type(model).__name__} with {used} does not run: {describe(problem)}") from problem
-        raise
-    failed = [check for check in checks if not check.passed]
-    if failed:
-        binding.restore(model)
-        raise VerifyError(f"{type(model).__name__} with {used}: {failed[0]}")
-    return _Checked(checks, wide.why_not)
-
-
-def _runs(model: nn.Module, run: judge.Call) -> judge.Outputs:
-    """What the model itself gives.
-
-    Raises:
-        ExportError: If its own code fails where it is run and not captured.
-    """
-    try:
-        outputs: judge.Outputs = run(model)
-    except torch.OutOfMemoryError:
-        raise
-    except MODEL_ERRORS as problem:
-        raise ExportError(
-            f"{type(model).__name__} can be captured, but does not run by itself: {describe(problem)}",
-            advice="Call it with the same inputs to see where, or pass verify=False to have nothing run",
-        ) from problem
-    return outputs
-
-
-def _runner(model: nn.Module, inputs: Any) -> judge.Call:
+def _runner(model: nn.Module, inputs: Any) -> Run:
     if inputs is not None:
         args, kwargs = split_inputs(inputs)
-        return lambda m: judge.run_module(m, *_as_judged(m, args, kwargs))
+        return lambda m, **options: judge.run_module(m, *_as_judged(m, args, kwargs), **options)
     sample = judge.sample_inputs(model, batch=BATCH)
-    return lambda m: judge.run_language_model(m, sample, _cache_of)
+    return lambda m, **options: judge.run_language_model(m, sample, _cache_of, **options)
 
 
 def _calls(model: nn.Module, inputs: Any) -> Iterator[Callable[[], None]]:
@@ -239,14 +184,7 @@ def _cache_of(model: nn.Module, results: Any) -> dict[str, Any] | None:
 
 def wider_outputs(model: nn.Module, run: judge.Call) -> judge.Outputs | None:
     """A run of the model in a wider dtype; None for code that takes no other dtype than its own."""
-    return _wider_run(model, run).outputs
-
-
-def _wider_run(model: nn.Module, run: judge.Call) -> judge.Wider:
-    try:
-        return judge.wider_outputs(model, run)
-    except MODEL_ERRORS as problem:
-        return judge.Wider(None, f"its code takes no {judge.wider_dtype(model)}: {describe(problem)}")
+    return wider_run(model, run).outputs
 
 
 def _as_judged(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -315,7 +253,3 @@ def _why_nothing(found: Report) -> str:
     misses = found.misses()
     nearest = f"; the nearest miss is {misses[0]}" if misses else ""
     return f"nothing in it can be replaced{nearest}"
-
-
-def _dtype_of(model: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

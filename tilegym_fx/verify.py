@@ -7,8 +7,9 @@ as the original is; where that does not fit in memory, the two are compared with
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from .export import MODEL_ERRORS
+from .errors import VerifyError
+from .export import MODEL_ERRORS, describe
 from .export.trace import unchanged
 
 #: How much farther from the wider run than the original the rewritten model may be.
@@ -25,9 +27,17 @@ _WORSE = 2.0
 _ROUNDINGS = 8.0
 #: Cached steps that a verification makes.
 DECODE_STEPS = 4
+#: Elements of an output that are compared at a time, of which the float64 copies are the memory that it takes.
+_AT_A_TIME = 1 << 24
+#: Share of a GPU's free memory that one output may stay in.
+_SHARE_OF_FREE = 16
+#: How memory that ran out is told by what raises no error of its own for it: CUDA, cuBLAS, cuDNN, torch on a CPU.
+_NO_MEMORY = re.compile(r"out of memory|alloc[a-z_ ]*failed|can't allocate memory|failed to allocate", re.IGNORECASE)
 
 Call = Callable[[nn.Module], Any]
 CacheOf = Callable[[nn.Module, Any], "dict[str, Any] | None"]
+#: Name of a call -> what is entered while the model runs it.
+Around = Callable[[str], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,33 @@ class Check:
 Outputs = dict[str, list[torch.Tensor]]
 
 
+class CallError(Exception):
+    """A model fails in a call that it has to make.
+
+    Args:
+        call: Which.
+        problem: What it raised.
+    """
+
+    def __init__(self, call: str, problem: BaseException) -> None:
+        super().__init__(f"{call} fails: {describe(problem)}")
+        self.call = call
+        self.problem = problem
+
+
+class MemoryVerifyError(VerifyError, torch.OutOfMemoryError):
+    """There is not enough memory to run the rewritten model, or to judge it."""
+
+    advice = "Free memory, or pass verify=False to have nothing run; the model has been put back as it was"
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Whether an error means that memory ran out, whatever its class."""
+    if isinstance(problem, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(problem, RuntimeError) and bool(_NO_MEMORY.search(str(problem)))
+
+
 def sample_inputs(model: nn.Module, *, batch: int = 1, seq: int = 12) -> dict[str, torch.Tensor]:
     """Token ids for a transformers language model, reproducible, on the model's device."""
     vocabulary = int(getattr(model.config, "vocab_size", 0) or 2)
@@ -72,62 +109,116 @@ def sample_inputs(model: nn.Module, *, batch: int = 1, seq: int = 12) -> dict[st
 
 
 def run_language_model(
-    model: nn.Module, inputs: dict[str, Any], cache_of: CacheOf, steps: int = DECODE_STEPS
-) -> Outputs:
+    model: nn.Module, inputs: dict[str, Any], cache_of: CacheOf, steps: int = DECODE_STEPS, *,
+    of: Collection[str] | None = None, around: Around = nullcontext,
+) -> Outputs:  # fmt: skip
     """Logits of the prompt and of cached steps, then the same with the first row padded on the left.
 
     The tokens do not depend on the model's own choice; what it gives at padding is not looked at. The prompt must
     run; the other calls end where the model itself refuses one: not every model can take one token against its own
-    cache, or padding. A rewritten model that makes fewer calls than the original fails the comparison.
+    cache, or padding. What has been done to a model may not refuse more.
 
     Args:
         model: The model.
         inputs: What `sample_inputs` gave.
         cache_of: Gives the model's cache, after a call, as the keyword argument of the next; None if it has none.
         steps: Cached steps.
+        of: The calls that the original made, each of which must run, and no other does.
+        around: Entered while the model runs a call.
+
+    Raises:
+        CallError: A call of `of` fails.
     """
     ids = inputs["input_ids"]
     mask = torch.ones_like(ids)
     mask[0, : ids.shape[1] // 3] = 0
+    calls = _Calls(model, cache_of, of, around)
     with torch.no_grad(), _evaluating(model):
-        return {
-            **_run_steps(model, ids, None, cache_of, steps),
-            **{f"padded {call}": v for call, v in _run_steps(model, ids, mask, cache_of, steps // 2).items()},
-        }
+        return {**calls.run(ids, None, steps), **calls.run(ids, mask, steps // 2)}
 
 
-def _run_steps(
-    model: nn.Module, ids: torch.Tensor, mask: torch.Tensor | None, cache_of: CacheOf, steps: int
-) -> Outputs:
-    outputs: Outputs = {}
-    tokens, kept = ids, mask
-    cache: dict[str, Any] = {}
-    for step in range(steps + 1):
-        masked = {} if kept is None else {"attention_mask": kept}
-        try:
-            result = model(input_ids=tokens, use_cache=True, **masked, **cache)
-            logits = result.logits if kept is None else result.logits[kept[:, -tokens.shape[1] :].bool()]
-        except torch.OutOfMemoryError:
-            raise
-        except MODEL_ERRORS:
-            if mask is None and not step:
-                raise
-            break
-        outputs[f"decode {step}" if step else "prefill"] = [logits.cpu().double()]
-        found = cache_of(model, result)
-        if found is None:
-            break
-        cache, tokens = found, ids[:, step % ids.shape[1], None]
-        kept = None if kept is None else torch.cat([kept, torch.ones_like(kept[:, :1])], dim=-1)
-    return outputs
+@dataclass(frozen=True)
+class _Calls:
+    """The calls of a language model, one after the other.
+
+    Attributes:
+        model: The model.
+        cache_of: See `run_language_model`, as for the others.
+        of: The calls that must run, and alone do; None for as many as the model makes.
+        around: Entered while the model runs a call.
+    """
+
+    model: nn.Module
+    cache_of: CacheOf
+    of: Collection[str] | None
+    around: Around
+
+    def run(self, ids: torch.Tensor, mask: torch.Tensor | None, steps: int) -> Outputs:
+        outputs: Outputs = {}
+        tokens, kept = ids, mask
+        cache: dict[str, Any] = {}
+        for step in range(steps + 1):
+            call = ("" if mask is None else "padded ") + (f"decode {step}" if step else "prefill")
+            if self.of is not None and call not in self.of:
+                break
+            masked = {} if kept is None else {"attention_mask": kept}
+            try:
+                with self.around(call):
+                    result = self.model(input_ids=tokens, use_cache=True, **masked, **cache)
+                logits = result.logits if kept is None else result.logits[kept[:, -tokens.shape[1] :].bool()]
+            except MODEL_ERRORS as problem:
+                if self.of is not None:
+                    raise CallError(call, problem) from problem
+                if is_out_of_memory(problem) or call == "prefill":
+                    raise
+                break
+            outputs[call] = [_kept(logits)]
+            found = self.cache_of(self.model, result)
+            if found is None:
+                break
+            cache, tokens = found, ids[:, step % ids.shape[1], None]
+            kept = None if kept is None else torch.cat([kept, torch.ones_like(kept[:, :1])], dim=-1)
+        return outputs
 
 
-def run_module(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Outputs:
-    """Every tensor that one call of any module gives. The call gets copies: it may change what it is given."""
+def run_module(
+    model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *,
+    of: Collection[str] | None = None, around: Around = nullcontext,
+) -> Outputs:  # fmt: skip
+    """Every tensor that one call of any module gives. The call gets copies: it may change what it is given.
+
+    Args:
+        model: The module.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        of: What the original's call gave, if it must run.
+        around: Entered while the module runs.
+
+    Raises:
+        CallError: The call must run, and fails.
+    """
     own_args, own_kwargs = tree_map(_copied, (tuple(args), kwargs))
     with torch.no_grad(), _evaluating(model):
-        result = model(*own_args, **own_kwargs)
-    return {"call": [t.detach().cpu().double() for t in tree_leaves(result) if isinstance(t, torch.Tensor)]}
+        try:
+            with around("call"):
+                result = model(*own_args, **own_kwargs)
+        except MODEL_ERRORS as problem:
+            if of is None:
+                raise
+            raise CallError("call", problem) from problem
+    return {"call": [_kept(t) for t in tree_leaves(result) if isinstance(t, torch.Tensor)]}
+
+
+def _kept(output: torch.Tensor) -> torch.Tensor:
+    """A copy of an output to be compared later, where it is and in its own dtype.
+
+    One that would take a good part of what is free there goes to the CPU, as does one on a device without float64.
+    """
+    output = output.detach()
+    stays = output.device.type == "cpu" or (
+        output.device.type == "cuda" and output.nbytes <= _free_bytes(output.device) // _SHARE_OF_FREE
+    )
+    return output.clone() if stays else output.cpu()
 
 
 def _copied(value: Any) -> Any:
@@ -232,14 +323,30 @@ def compare(original: Outputs, rewritten: Outputs, wide: Outputs | None, dtype: 
 
 def _check(call: str, before: torch.Tensor, after: torch.Tensor, judge: torch.Tensor, dtype: torch.dtype,
            is_wide: bool) -> Check:  # fmt: skip
-    known = torch.isfinite(judge) & torch.isfinite(before)
-    if not torch.equal(torch.isfinite(before), torch.isfinite(after)):
-        return Check(call, float("nan"), 0.0, None)
-    error, own = _largest(after - judge, known), _largest(before - judge, known)
-    floor = _ROUNDINGS * torch.finfo(dtype).eps * _largest(judge, known)
+    error = own = largest = 0.0
+    for b, a, j in _in_float64(before, after, judge):
+        finite = torch.isfinite(b)
+        if not torch.equal(finite, torch.isfinite(a)):
+            return Check(call, float("nan"), 0.0, None)
+        known = torch.isfinite(j) & finite
+        error, own = _larger(error, a - j, known), _larger(own, b - j, known)
+        largest = _larger(largest, j, known)
+    floor = _ROUNDINGS * torch.finfo(dtype).eps * largest
     return Check(call, error, max(floor, _WORSE * own), own if is_wide else None)
 
 
-def _largest(value: torch.Tensor, known: torch.Tensor) -> float:
-    picked = value[known].abs()
-    return float(picked.max()) if picked.numel() else 0.0
+def _in_float64(*outputs: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """The same elements of outputs of one shape, so many at a time that their copies take little memory.
+
+    They are compared where the first is. Others may be elsewhere, if memory was short when they were kept.
+    """
+    device = outputs[0].device
+    parts = (output.reshape(-1).split(_AT_A_TIME) for output in outputs)
+    for part in zip(*parts, strict=True):
+        yield [p.to(device).double() for p in part]
+
+
+def _larger(least: float, values: torch.Tensor, known: torch.Tensor) -> float:
+    """The largest magnitude where it is known, if it is above another one."""
+    picked = values[known].abs()
+    return max(least, float(picked.max())) if picked.numel() else least

@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "plan",
         "provenance",
     },
+    "judging": {"export", "verify"},
     "tuning": set(),
     "rehearsal": {"compile", "export", "inventory", "tuning", "verify"},
     "live": {
@@ -69,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "emit",
         "export",
         "folder_form",
+        "judging",
         "live_report",
         "ops",
         "planner",
