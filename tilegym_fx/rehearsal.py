@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from . import settings
-from .export import MODEL_ERRORS, longest, without_memory
+from .export import MODEL_ERRORS, enter_transformers, longest, without_memory
 from .inventory.layout import shipped_root
+from .layers import Copies
 from .recording import Launch, recorded
 from .tuning import arch_of
 from .verify import DECODE_STEPS
@@ -76,13 +77,14 @@ def _note(file: Path) -> None:
 
 
 def launches(model: nn.Module, calls: Iterator[Call]) -> list[Launch]:
-    """What the calls launch, each kind once and in order.
+    """What the calls launch. First layers stand for those like them, as they do when a rewriting is planned.
 
     Args:
         model: The model that they call.
         calls: Of the model; made while no tensor has memory.
     """
-    with without_memory(model, FakeTensorMode(allow_non_fake_inputs=True)), recorded() as found:
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with Copies.in_model(model).left_out(), without_memory(model, fake), recorded() as found:
         model.eval()
         while True:
             try:
@@ -112,8 +114,10 @@ def language_calls(model: nn.Module, ids: torch.Tensor, cache_of: CacheOf, steps
 def _speak(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor | None, cache_of: CacheOf, steps: int) -> None:
     tokens, cache = ids, dict[str, Any]()
     for step in range(steps + 1):
-        masked = {} if mask is None else {"attention_mask": mask}
-        found = cache_of(model, model(input_ids=tokens, use_cache=True, **masked, **cache))
+        given = {"input_ids": tokens, "use_cache": True, **({} if mask is None else {"attention_mask": mask}), **cache}
+        with ExitStack() as stack:
+            enter_transformers(stack, model, given, static=True)
+            found = cache_of(model, model(**given))
         if found is None:
             return
         cache, tokens = found, ids[:, step % ids.shape[1], None]

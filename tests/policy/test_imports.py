@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "judging": {"export", "verify"},
     "tuning": set(),
-    "rehearsal": {"compile", "export", "inventory", "tuning", "verify"},
+    "rehearsal": {"compile", "export", "inventory", "layers", "tuning", "verify"},
     "live": {
         "alone",
         "apply",

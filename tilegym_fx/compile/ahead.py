@@ -64,11 +64,23 @@ def _described(arg: Any) -> Any:
     return there.as_strided(arg.shape, arg.stride(), arg.storage_offset())
 
 
+def _kind(launch: Launch) -> tuple[Any, ...]:
+    """Equal for launches of which one compilation serves all."""
+    return (
+        launch.kernel,
+        *(_layout(arg) if isinstance(arg, torch.Tensor) else (type(arg), arg) for arg in launch.args),
+    )
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
 def requests(launches: Iterable[Launch], arch: str) -> list[Request]:
     """What is to be compiled for some launches, each once. What another process cannot import, and what cuTile takes no
     arguments of, is left to its launch."""
     found: dict[str, Request] = {}
-    for launch in launches:
+    for launch in {_kind(launch): launch for launch in launches}.values():
         with contextlib.suppress(TilegymFxError, OSError, TypeError, ValueError):
             request = {
                 **address(launch.kernel), "hints": hints(launch.kernel, arch), "symbol": symbol_of(launch), "arch": arch

@@ -17,9 +17,10 @@ from tilegym_fx.export.phases import (
     without_memory,
 )
 from tilegym_fx.export.sites import site_of
-from tilegym_fx.export.trace import MODEL_ERRORS, ExportedGraph, describe, export_module
+from tilegym_fx.export.trace import MODEL_ERRORS, ExportedGraph, describe, enter_transformers, export_module
 
 __all__ = [
-    "MODEL_ERRORS", "ExportedGraph", "Holes", "build", "cache_of", "describe", "export_module", "export_phase",
-    "longest", "phase_inputs", "positions", "run_without_memory", "site_of", "with_holes", "without_memory",
+    "MODEL_ERRORS", "ExportedGraph", "Holes", "build", "cache_of", "describe", "enter_transformers", "export_module",
+    "export_phase", "longest", "phase_inputs", "positions", "run_without_memory", "site_of", "with_holes",
+    "without_memory",
 ]  # fmt: skip
