@@ -1,12 +1,13 @@
-"""How long a user waits for the first token: a new process, once with empty caches of compilers, once with full ones.
+"""How long a user waits for the first token: a new process, with empty caches of compilers and with full ones.
 
     python benchmarks/cold_start.py meta-llama/Llama-3.1-8B --json results.json
     python benchmarks/cold_start.py meta-llama/Llama-3.1-8B --dry-run      # a tiny model of the type, on the CPU
 
 Counted from the imports on: `import` of torch, transformers and tilegym_fx, `kernelize` with its verification, `first`
 token of a prompt, and `generate` of 32 more with a static cache (`--compile` has transformers compile that step with
-tilegym_fx's backend). Building the model is left out: it is the same with and without us. Every process has a folder of
-its own for all caches, and `warm` has the one that `cold` filled.
+tilegym_fx's backend). Building the model is left out: it is the same with and without us. `cold` has an empty folder
+for all caches, `warm` the one that `cold` filled, and `emitted` applies the file that `cold` emitted and verified in
+place of `kernelize`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from typing import Any
 CACHES = ("CUDA_TILE_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TILEGYM_FX_CACHE", "XDG_CACHE_HOME")
 PROMPT, NEW = 2048, 32
 STEPS = ("import", "kernelize", "first", "generate")
+STARTS = ("cold", "warm", "emitted")
+EMITTED = "modeling.py"
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -39,7 +42,8 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--limit", type=float, default=240, metavar="S", help="seconds for one start (default: %(default)s)"
     )
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", choices=STARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
@@ -59,13 +63,17 @@ def inside(args: argparse.Namespace) -> dict[str, float]:
         import torch
 
         import tilegym_fx
+        from tilegym_fx.apply import load
         from tilegym_fx.bench.job import Job
         from tilegym_fx.bench.models import make_model, random_tokens
     device = "cpu" if args.dry_run else "cuda"
     model = make_model(Job(args.model, "eager+fx", (), "", device=device, tiny=args.dry_run))
     tokens = random_tokens(model, 1, 16 if args.dry_run else PROMPT)
     with _counted("kernelize", seconds):
-        tilegym_fx.kernelize(model)
+        if args.inside == "emitted":
+            load(args.file).apply(model)
+        else:
+            tilegym_fx.kernelize(model, emit=args.file if args.inside == "cold" else None)
     with _counted("first", seconds), torch.inference_mode():
         model(tokens, logits_to_keep=1).logits.argmax(-1).item()
     with _counted("generate", seconds):
@@ -83,14 +91,14 @@ def _generate(model: Any, tokens: Any, *, compiled: bool) -> None:
                    attention_mask=torch.ones_like(tokens), **more)  # fmt: skip
 
 
-def start(arguments: list[str], caches: Path) -> dict[str, float]:
-    """The seconds of one start in a process of its own, whose caches are below a folder.
+def start(kind: str, arguments: list[str], caches: Path) -> dict[str, float]:
+    """The seconds of one start in a process of its own, whose caches and emitted file are below a folder.
 
     Raises:
         SystemExit: It failed or took too long; where it was then, it has said itself.
     """
     folders = {name: str(caches / name.lower()) for name in CACHES}
-    command = [sys.executable, __file__, *arguments, "--inside"]
+    command = [sys.executable, __file__, *arguments, "--inside", kind, "--file", str(caches / EMITTED)]
     done = subprocess.run(command, env={**os.environ, **folders}, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise SystemExit("error: a start failed, see above")
@@ -105,11 +113,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(inside(args)))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        found = {name: start(arguments, Path(folder)) for name in ("cold", "warm")}
-    print(f"{'':6}" + "".join(f"{step:>11}" for step in (*STEPS, "to token 1")))
+        found = {kind: start(kind, arguments, Path(folder)) for kind in STARTS}
+    print(f"{'':8}" + "".join(f"{step:>11}" for step in (*STEPS, "to token 1")))
     for name, seconds in found.items():
         token = sum(seconds[step] for step in STEPS[:3])
-        print(f"{name:6}" + "".join(f"{value:9.1f} s" for value in (*(seconds[step] for step in STEPS), token)))
+        print(f"{name:8}" + "".join(f"{value:9.1f} s" for value in (*(seconds[step] for step in STEPS), token)))
     if args.json:
         args.json.write_text(json.dumps({"model": args.model, "compiled": args.compile, **found}, indent=1) + "\n")
     return 0

@@ -21,9 +21,14 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:tilegym_fx")
-def test_a_start_counts_every_step(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main([MODEL, "--dry-run", "--inside"]) == 0
-    assert set(json.loads(capsys.readouterr().out.splitlines()[-1])) == set(bench.STEPS)
+def test_a_start_counts_every_step(bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last one applies what the first one has written."""
+    for kind in bench.STARTS:
+        assert bench.main([MODEL, "--dry-run", "--inside", kind, "--file", str(tmp_path / "modeling.py")]) == 0
+        seconds = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert set(seconds) == set(bench.STEPS)
+    assert "PATCHES" in (tmp_path / "modeling.py").read_text()
+    assert seconds["kernelize"] < 1
 
 
 def test_the_warm_start_has_the_caches_that_the_cold_one_filled(
@@ -38,17 +43,18 @@ def test_the_warm_start_has_the_caches_that_the_cold_one_filled(
 
     monkeypatch.setattr(subprocess, "run", run)
     assert bench.main([MODEL, "--dry-run", "--json", str(tmp_path / "found.json")]) == 0
-    assert starts[0] == starts[1]
-    assert starts[0][0][-1] == "--inside"
+    assert [command[command.index("--inside") + 1] for command, _ in starts] == ["cold", "warm", "emitted"]
+    assert starts[0][1] == starts[1][1] == starts[2][1]
+    assert len({command[command.index("--file") + 1] for command, _ in starts}) == 1
     assert len(set(starts[0][1].values())) == len(bench.CACHES)
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["cold"]["first"], found["warm"]["first"]) == (1.0, 2.0)
-    assert [line.split()[-2] for line in capsys.readouterr().out.splitlines()[1:]] == ["3.0", "6.0"]
+    assert [line.split()[-2] for line in capsys.readouterr().out.splitlines()[1:]] == ["3.0", "6.0", "9.0"]
 
 
 def test_a_start_that_fails_has_said_why_itself(bench: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^error: a start failed, see above$"):
-        bench.start(["no/such-model", "--dry-run"], tmp_path)
+        bench.start("cold", ["no/such-model", "--dry-run"], tmp_path)
     assert "no/such-model" in capfd.readouterr().err
 
 
@@ -56,5 +62,5 @@ def test_a_start_that_takes_too_long_says_where_it_is(
     bench: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        bench.start([MODEL, "--dry-run", "--limit", "0.1"], tmp_path)
+        bench.start("cold", [MODEL, "--dry-run", "--limit", "0.1"], tmp_path)
     assert "cold_start.py" in capfd.readouterr().err
