@@ -48,6 +48,7 @@ class Checked:
 
 
 UNCHECKED = Checked()
+_NO_CHOICES = Choices()
 
 
 @dataclass(frozen=True)
@@ -118,18 +119,20 @@ class _Original:
 
 def _original(rewriting: Rewriting, run: Run, dtype: torch.dtype) -> _Original:
     model = rewriting.model
-    choices, outputs = _first_run(model, run) if rewriting.chooses else (None, run(model))
+    choices, outputs = _first_run(model, run) if rewriting.chooses else (_NO_CHOICES, run(model))
+    follows = choices is not None and any(choices.indices.values())
 
     def again(model: nn.Module) -> verify.Outputs:
-        around = nullcontext if choices is None else _following(choices).call
-        return run(model, of=outputs, around=around)
+        return run(model, of=outputs, around=_following(choices).call if choices and follows else nullcontext)
 
     if verify.apart(outputs, verify.with_other_numbers(model, again), dtype):
         # In a wider dtype other random numbers are drawn, so the original alone judges, if it is like itself.
         if unlike := verify.apart(outputs, again(model), dtype):
             return _Original(outputs, verify.Wider(None), unlike=unlike)
-        return _Original(outputs, verify.Wider(None, "it draws random numbers"), choices)
+        return _Original(outputs, verify.Wider(None, "it draws random numbers"), choices if follows else None)
     if choices is None:
+        return _Original(outputs, verify.Wider(None, "its choices cannot be watched, so that the run makes others"))
+    if not follows:
         return _Original(outputs, wider_run(model, run))
     against = _following(choices)
     wide = wider_run(model, lambda copied: run(copied, of=outputs, around=against.call))
@@ -137,14 +140,15 @@ def _original(rewriting: Rewriting, run: Run, dtype: torch.dtype) -> _Original:
 
 
 def _first_run(model: nn.Module, run: Run) -> tuple[Choices | None, verify.Outputs]:
-    """The model's outputs and choices; of code that cannot be watched, which torch refuses by some error, the first."""
+    """The model's outputs, and its choices; None where torch refuses, by some error, to have its code watched."""
     choices = Choices()
     try:
-        return choices, run(model, around=choices.call)
+        outputs = run(model, around=choices.call)
     except MODEL_ERRORS as problem:
         if verify.is_out_of_memory(problem):
             raise
         return None, run(model)
+    return choices, outputs
 
 
 def _following(choices: Choices, instead: Instead = lambda op: None) -> Choices:

@@ -68,7 +68,7 @@ class Places:
         got = op.outputs(returned, args)
         try:
             _require_unwritten(op, before, args)
-            _require_right(op, before, got)
+            require_right(op, before, got)
         except WrongError as problem:
             raise WrongError(f"{call}: {op.name}{self._where()}: {problem}") from None
         self.seen[op.name] += 1
@@ -113,7 +113,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.is_floating_point() and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
-def _require_right(op: Op, args: tuple[Any, ...], got: tuple[torch.Tensor, ...]) -> None:
+def require_right(op: Op, args: tuple[Any, ...], got: tuple[torch.Tensor, ...]) -> None:
     """A call's outputs are those of the reference, within rounding."""
     own, made = _referred(op, args, None)
     if [(o.shape, o.dtype) for o in own] != [(g.shape, g.dtype) for g in got]:
