@@ -20,6 +20,8 @@ import torch
 from torch.fx import Graph
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .closeness import tolerance
+
 _aten = torch.ops.aten
 #: What gives values and their places, and what gives places alone.
 _WITH_VALUES = frozenset({_aten.topk, _aten.sort})
@@ -51,18 +53,15 @@ class Choice:
 
     Attributes:
         index: The places that were chosen.
-        against: By how much the values at these places are beside the best ones, of each of them.
-        best: The best values.
+        against: By how much the values at these places are beside the best ones at most; 0 for one's own choice.
+        largest: The largest of the best values.
+        excess: The same as `against` in units of what rounding explains at each value; 1 and less is a tie.
     """
 
     index: torch.Tensor
-    against: torch.Tensor
-    best: torch.Tensor
-
-    @property
-    def speaks_against(self) -> float:
-        """The largest of `against`."""
-        return float(self.against.max()) if self.against.numel() else 0.0
+    against: float = 0.0
+    largest: float = 0.0
+    excess: float = 0.0
 
 
 @dataclass
@@ -73,12 +72,14 @@ class Choices:
         follows: Choices to make instead of its own; None to let it choose.
         instead: What runs in place of an operation.
         of_integers: Whether the order of integers is a choice too.
+        dtype: Whose roundings explain ties; by default that of the scores.
         made: Call -> its choices, in order.
     """
 
     follows: Mapping[str, Sequence[torch.Tensor]] | None = None
     instead: Instead = field(default=lambda op: None)
     of_integers: bool = False
+    dtype: torch.dtype | None = None
     made: dict[str, list[Choice]] = field(default_factory=dict)
 
     @contextmanager
@@ -124,9 +125,13 @@ class _Watch(TorchDispatchMode):
             return result
         own = result[1] if packet in _WITH_VALUES else result
         dim = _dim_of(op, args, kwargs)
-        index = own if self._followed is None else self._like_before(own, args[0], dim)
+        if self._followed is None:
+            self.made.append(Choice(own))
+            return result
+        index = self._like_before(own, args[0], dim)
         best, values = _at(args[0], own, dim), _at(args[0], index, dim)
-        self.made.append(Choice(index, *_against(best, values, dim if packet is _aten.topk else None)))
+        free = dim if packet is _aten.topk else None
+        self.made.append(_weighed(index, best, values, free, self._choices.dtype))
         return type(result)((values, index)) if packet in _WITH_VALUES else index
 
     def _like_before(self, own: torch.Tensor, scores: torch.Tensor, dim: int | None) -> torch.Tensor:
@@ -141,12 +146,22 @@ class _Watch(TorchDispatchMode):
         return index
 
 
-def _against(best: torch.Tensor, values: torch.Tensor, free: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """By how much values are beside the best ones, and these; along a dimension the order may be free."""
+def _weighed(
+    index: torch.Tensor, best: torch.Tensor, values: torch.Tensor, free: int | None, dtype: torch.dtype | None
+) -> Choice:
+    """A choice whose values are beside the best ones; along a dimension the order may be free."""
+    if not best.numel():
+        return Choice(index)
     if free is not None and best.dim():
         best, values = best.sort(free).values, values.sort(free).values
-    against = (best.double() - values.double()).abs()
-    return against.masked_fill((best == values) | (best.isnan() & values.isnan()), 0.0), best
+    wide = best.double()
+    against = (wide - values.double()).abs().masked_fill((best == values) | (best.isnan() & values.isnan()), 0.0)
+    if best.is_floating_point():
+        excess = torch.where(against == 0, 0.0, against / tolerance(wide, dtype or best.dtype))
+    else:
+        excess = torch.where(against == 0, 0.0, torch.inf)
+    largest = wide.nan_to_num(0, 0, 0).abs().max()
+    return Choice(index, *torch.stack([against.max(), largest, excess.max()]).tolist())
 
 
 def _dim_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:

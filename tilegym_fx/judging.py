@@ -191,10 +191,9 @@ def _chosen(follow: Choices, own: _Original, dtype: torch.dtype) -> Iterator[ver
     wide = {} if own.wide.outputs is None or own.against is None else own.against.made
     for call, made in follow.made.items():
         for n, choice in enumerate(made):
-            theirs = wide[call][n].speaks_against if call in wide else None
-            largest = float(choice.best.double().nan_to_num(0, 0, 0).abs().max()) if choice.best.numel() else 0.0
-            allowed = verify.allowed(largest, theirs or 0.0, dtype)
-            yield verify.Check(f"choice {n + 1} of {call}", choice.speaks_against, allowed, theirs)
+            theirs = wide[call][n].against if call in wide else None
+            allowed = verify.allowed(choice.largest, theirs or 0.0, dtype)
+            yield verify.Check(f"choice {n + 1} of {call}", choice.against, allowed, theirs)
 
 
 @contextmanager

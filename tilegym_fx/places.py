@@ -122,7 +122,7 @@ def require_right(op: Op, args: tuple[Any, ...], got: tuple[torch.Tensor, ...]) 
     if others := [i for i, (o, g) in enumerate(zip(own, got, strict=True)) if _is_other(o, g)]:
         picks = _picks_of(op, args, own, got, others, picks)
         own, _ = _referred(op, args, picks)
-    narrow = min((d for a in args if (d := _dtype(a)) is not None), key=lambda d: d.itemsize, default=torch.float32)
+    narrow = _narrowest(args)
     exact = _exact(op, args, picks, narrow) or own
     for i, (right, mine, value) in enumerate(zip(exact, own, got, strict=True)):
         _require_near(i, right, mine, value)
@@ -136,19 +136,24 @@ def _dtype(value: Any) -> torch.dtype | None:
     return value.dtype if isinstance(value, torch.Tensor) and value.is_floating_point() else None
 
 
+def _narrowest(args: tuple[Any, ...]) -> torch.dtype:
+    found = [dtype for a in args if (dtype := _dtype(a)) is not None]
+    return min(found, key=lambda dtype: dtype.itemsize, default=torch.float32)
+
+
 def _is_other(own: torch.Tensor, got: torch.Tensor) -> bool:
     return not (own.is_floating_point() or own.is_complex()) and not torch.equal(own, got)
 
 
 def _referred(
-    op: Op, args: tuple[Any, ...], follows: Sequence[torch.Tensor] | None
+    op: Op, args: tuple[Any, ...], follows: Sequence[torch.Tensor] | None, dtype: torch.dtype | None = None
 ) -> tuple[tuple[torch.Tensor, ...], Choices]:
     """The reference's results, and its choices, which may be those of somebody else.
 
     Raises:
         WrongError: It cannot follow these.
     """
-    choices = Choices(None if follows is None else {_HERE: follows}, of_integers=True)
+    choices = Choices(None if follows is None else {_HERE: follows}, of_integers=True, dtype=dtype)
     try:
         with choices.call(_HERE):
             return op.results(*args), choices
@@ -161,19 +166,13 @@ def _exact(
 ) -> tuple[torch.Tensor, ...] | None:
     """The reference's results in a wider dtype, where it can be run so."""
     try:
-        results, made = _referred(op, _wide(args, narrow), picks)
+        results, made = _referred(op, _wide(args, narrow), picks, narrow)
     except _WIDTH_ERRORS as problem:
         if is_out_of_memory(problem):
             raise
         return None
-    for choice in made.made[_HERE]:
-        if choice.best.is_floating_point():
-            allowed = tolerance(choice.best.double(), narrow)
-            right = bool((choice.against <= allowed).all())
-        else:
-            right = not bool(choice.against.any())
-        if not right:
-            raise WrongError("it chooses others than its reference, whose scores are no ties")
+    if any(not choice.excess <= 1 for choice in made.made[_HERE]):
+        raise WrongError("it chooses others than its reference, whose scores are no ties")
     return results
 
 
@@ -216,8 +215,7 @@ def _favouring(args: tuple[Any, ...], chosen: Sequence[torch.Tensor]) -> tuple[A
             value = value.double().scatter_add(-1, inside, more)
         return value
 
-    narrow = min((d for a in args if (d := _dtype(a)) is not None), key=lambda d: d.itemsize, default=torch.float32)
-    return _wide(tuple(map(nudged, args)), narrow)
+    return _wide(tuple(map(nudged, args)), _narrowest(args))
 
 
 def _require_near(i: int, right: torch.Tensor, mine: torch.Tensor, value: torch.Tensor) -> None:

@@ -39,8 +39,8 @@ def test_what_was_chosen_is_chosen_again(code: Callable[[Scores], tuple[Scores, 
     _, followed = run(code, TURNED, follow)
     assert torch.equal(followed, index)
     assert torch.equal(follow.made["call"][0].index, index)
-    assert made.made["call"][0].speaks_against == 0
-    assert follow.made["call"][0].speaks_against < 3
+    assert made.made["call"][0].against == 0
+    assert follow.made["call"][0].against < 3
 
 
 def test_the_scores_at_another_choice_speak_against_it() -> None:
@@ -48,16 +48,21 @@ def test_the_scores_at_another_choice_speak_against_it() -> None:
     values, index = run(CODE["topk"], TURNED, follow)
     assert values.tolist() == [[TURNED[0, 1].item()], [2.0]]
     assert index.tolist() == [[1], [1]]
-    assert follow.made["call"][0].speaks_against == pytest.approx(0.01)
+    assert follow.made["call"][0].against == pytest.approx(0.01)
+    assert follow.made["call"][0].excess > 1
+    assert follow.made["call"][0].largest == 4
+    coarse = Choices({"call": [torch.tensor([[1], [1]])]}, dtype=torch.bfloat16)
+    run(CODE["topk"], TURNED, coarse)
+    assert coarse.made["call"][0].excess < 1
     excluded = Choices({"call": [torch.tensor([[1], [2]])]})
     run(CODE["topk"], TURNED, excluded)
-    assert excluded.made["call"][0].speaks_against == torch.inf
+    assert excluded.made["call"][0].against == torch.inf
 
 
 def test_an_order_that_is_free_does_not_speak_against_a_choice() -> None:
     follow = Choices({"call": [torch.tensor([[3, 1], [1, 0]])]})
     run(lambda s: torch.topk(s, 2, sorted=False), SCORES, follow)
-    assert follow.made["call"][0].speaks_against == 0
+    assert follow.made["call"][0].against == 0
 
 
 @pytest.mark.parametrize(
