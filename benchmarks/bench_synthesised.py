@@ -34,11 +34,12 @@ import torch
 import torch._inductor as inductor
 from timing import argument_sets, median_time
 
+from tilegym_fx.closeness import error_ratio
 from tilegym_fx.doctor import find_tool
 from tilegym_fx.errors import TilegymFxError
 from tilegym_fx.inventory import Inventory, load
 from tilegym_fx.inventory.sizes import CannotTryError
-from tilegym_fx.kernel_check import compile_faults, difference, error_ratio, random_inputs
+from tilegym_fx.kernel_check import compile_faults, difference, random_inputs
 from tilegym_fx.new import scaffold
 from tilegym_fx.schema import Definition
 from tilegym_fx.synth import write_kernel

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from . import verify
+from .choices import Choices, Instead, UnlikeError
 from .errors import ExportError, TilegymFxError, VerifyError
 from .export import MODEL_ERRORS, describe
+from .ops import behind
+from .places import Places, WrongError
 
 
 class Run(Protocol):
@@ -36,13 +39,16 @@ class Checked:
     Attributes:
         checks: The outputs compared.
         no_wider: Why no run in a wider dtype judged them.
+        places: Why it was judged place by place, and what came of it; empty where the outputs were enough.
     """
 
     checks: Sequence[verify.Check] = ()
     no_wider: str = ""
+    places: str = ""
 
 
 UNCHECKED = Checked()
+_NO_CHOICES = Choices()
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Rewriting:
         used: The Definitions in it.
         put: Puts it on.
         take: Takes it off.
+        chooses: Whether the model chooses by scores.
         prepare: Done once it is on, before it runs.
     """
 
@@ -61,6 +68,7 @@ class Rewriting:
     used: Collection[str]
     put: Callable[[], object]
     take: Callable[[], object]
+    chooses: bool = False
     prepare: Callable[[], object] = lambda: None
 
     def __str__(self) -> str:
@@ -77,7 +85,7 @@ def judged(rewriting: Rewriting, run: Run) -> Checked:
     model = rewriting.model
     dtype = _dtype_of(model)
     with _own_code(model):
-        own = _original(model, run, dtype)
+        own = _original(rewriting, run, dtype)
     rewriting.put()
     if own.unlike:
         warnings.warn(f"tilegym_fx: {type(model).__name__}: {own.unlike[0]}", stacklevel=5)
@@ -85,9 +93,12 @@ def judged(rewriting: Rewriting, run: Run) -> Checked:
     with _taken_back(rewriting):
         rewriting.prepare()
         checks = verify.compare(own.outputs, run(model, of=own.outputs), own.wide.outputs, dtype)
-        if failed := [check for check in checks if not check.passed]:
+        failed = [check for check in checks if not check.passed]
+        if not failed:
+            return Checked(checks, own.wide.why_not)
+        if own.choices is None:
             raise VerifyError(f"{rewriting}: {failed[0]}")
-    return Checked(checks, own.wide.why_not)
+        return _judged_by_places(rewriting, run, own, own.choices, dtype, failed[0])
 
 
 @dataclass(frozen=True)
@@ -96,27 +107,96 @@ class _Original:
 
     Attributes:
         outputs: In its own dtype.
-        wide: In a wider one.
+        wide: In a wider one, with the same choices.
+        choices: Its choices; None for a model that makes none.
+        against: How far the wider run goes against its own scores in following them.
         unlike: Outputs in which two runs of it differ, so that nothing can be judged.
     """
 
     outputs: verify.Outputs
     wide: verify.Wider
+    choices: Choices | None = None
+    against: Choices | None = None
     unlike: Sequence[verify.Check] = ()
 
 
-def _original(model: nn.Module, run: Run, dtype: torch.dtype) -> _Original:
-    outputs = run(model)
+def _original(rewriting: Rewriting, run: Run, dtype: torch.dtype) -> _Original:
+    model = rewriting.model
+    choices, outputs = _first_run(model, run) if rewriting.chooses else (_NO_CHOICES, run(model))
+    follows = choices is not None and any(choices.indices.values())
 
     def again(model: nn.Module) -> verify.Outputs:
-        return run(model, of=outputs)
+        return run(model, of=outputs, around=_following(choices).call if choices and follows else nullcontext)
 
     if verify.apart(outputs, verify.with_other_numbers(model, again), dtype):
         # In a wider dtype other random numbers are drawn, so the original alone judges, if it is like itself.
         if unlike := verify.apart(outputs, again(model), dtype):
-            return _Original(outputs, verify.Wider(None), unlike)
-        return _Original(outputs, verify.Wider(None, "it draws random numbers"))
-    return _Original(outputs, wider_run(model, run))
+            return _Original(outputs, verify.Wider(None), unlike=unlike)
+        return _Original(outputs, verify.Wider(None, "it draws random numbers"), choices if follows else None)
+    if choices is None:
+        return _Original(outputs, verify.Wider(None, "its choices cannot be watched, so that the run makes others"))
+    if not follows:
+        return _Original(outputs, wider_run(model, run))
+    against = _following(choices)
+    wide = wider_run(model, lambda copied: run(copied, of=outputs, around=against.call))
+    return _Original(outputs, wide, choices, against)
+
+
+def _first_run(model: nn.Module, run: Run) -> tuple[Choices | None, verify.Outputs]:
+    """The model's outputs, and its choices; None where torch refuses, by some error, to have its code watched."""
+    choices = Choices()
+    try:
+        outputs = run(model, around=choices.call)
+    except MODEL_ERRORS as problem:
+        if verify.is_out_of_memory(problem):
+            raise
+        return None, run(model)
+    return choices, outputs
+
+
+def _following(choices: Choices, instead: Instead = lambda op: None) -> Choices:
+    return Choices(choices.indices, instead)
+
+
+def _judged_by_places(
+    rewriting: Rewriting, run: Run, own: _Original, choices: Choices, dtype: torch.dtype, off: verify.Check
+) -> Checked:
+    """Each call of an op beside its reference; then the whole with the references in place of the kernels."""
+    places = Places(rewriting.model)
+    try:
+        run(rewriting.model, of=own.outputs, around=places.call)
+    except WrongError as problem:
+        raise VerifyError(f"{rewriting}: {problem} ({off})") from None
+    follow = _following(choices, _reference_of)
+    try:
+        outputs = run(rewriting.model, of=own.outputs, around=follow.call)
+    except verify.CallError as problem:
+        if not isinstance(problem.problem, UnlikeError):
+            raise
+        follow = Choices(instead=_reference_of)  # it cannot follow, so that its own choices have to be the same
+        outputs = run(rewriting.model, of=own.outputs, around=follow.call)
+    checks = verify.compare(own.outputs, outputs, own.wide.outputs, dtype)
+    failed = [check for check in (*checks, *_chosen(follow, own, dtype)) if not check.passed]
+    if failed or not places.seen:
+        raise VerifyError(f"{rewriting}, also with references in place of kernels: {(*failed, off)[0]}")
+    return Checked(checks, own.wide.why_not, (
+        f"{off}, and it chooses by scores; {sum(places.seen.values())} calls of {len(places.seen)} ops are right"
+    ))  # fmt: skip
+
+
+def _reference_of(overload: Any) -> Callable[..., Any] | None:
+    op = behind(overload)
+    return None if op is None else op.reference
+
+
+def _chosen(follow: Choices, own: _Original, dtype: torch.dtype) -> Iterator[verify.Check]:
+    """How far the scores of the rewritten model speak against the choices that it followed: no more than rounding."""
+    wide = {} if own.wide.outputs is None or own.against is None else own.against.made
+    for call, made in follow.made.items():
+        for n, choice in enumerate(made):
+            theirs = wide[call][n].against if call in wide else None
+            allowed = verify.allowed(choice.largest, theirs or 0.0, dtype)
+            yield verify.Check(f"choice {n + 1} of {call}", choice.against, allowed, theirs)
 
 
 @contextmanager
@@ -166,10 +246,14 @@ def wider_run(model: nn.Module, run: verify.Call) -> verify.Wider:
     """A run of the model in a wider dtype; none for code that takes no other dtype than its own."""
     try:
         return verify.wider_outputs(model, run)
-    except MODEL_ERRORS as problem:
+    except (verify.CallError, *MODEL_ERRORS) as error:
+        problem = error.problem if isinstance(error, verify.CallError) else error
+        dtype = verify.wider_dtype(model)
         if verify.is_out_of_memory(problem):
-            return verify.Wider(None, f"a run of it in {verify.wider_dtype(model)} needs more memory than is free")
-        return verify.Wider(None, f"its code takes no {verify.wider_dtype(model)}: {describe(problem)}")
+            return verify.Wider(None, f"a run of it in {dtype} needs more memory than is free")
+        if isinstance(problem, UnlikeError):
+            return verify.Wider(None, f"in {dtype} it chooses in another way: {problem}")
+        return verify.Wider(None, f"its code takes no {dtype}: {describe(problem)}")
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tilegym_fx.closeness import error_ratio
 from tilegym_fx.errors import KernelError, PatternError, TilegymFxError, UsageError, did_you_mean
 from tilegym_fx.inventory import load, shipped_root
 from tilegym_fx.inventory.sizes import CannotTryError, sizes_of
@@ -25,11 +26,6 @@ if TYPE_CHECKING:
     from tilegym_fx.schema import Definition
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-#: Roundings of the output's dtype by which a result may be off, relative to the value and to its row.
-_ROUNDINGS = {torch.float32: 64.0}
-_USUAL_ROUNDINGS = 2.0
-#: Times the reference's own error that a result may be off.
-_WORSE = 8.0
 #: Factors on the small sizes: one tile, and several of which the last is ragged.
 _FACTORS = (1, 37)
 _MAX_ELEMENTS = 1 << 19
@@ -242,32 +238,6 @@ def _unequal(wanted: torch.Tensor, got: torch.Tensor, own: float) -> Iterator[st
         yield f"is off by {ratio:.3g} times what rounding explains"
     elif not got.is_contiguous():
         yield "is not contiguous"
-
-
-def error_ratio(wanted: torch.Tensor, got: torch.Tensor, own: float = 0.0) -> float:
-    """The largest error in units of what is allowed at that element; 1 and less is right.
-
-    Args:
-        wanted: The reference's result.
-        got: The kernel's.
-        own: The reference's own error.
-    """
-    got = got.cpu()
-    if not wanted.is_floating_point():
-        return 0.0 if torch.equal(wanted, got) else math.inf
-    if not wanted.numel():
-        return 0.0
-    info = torch.finfo(wanted.dtype)
-    wide, error = wanted.double(), (got.double() - wanted.double()).abs()
-    if not torch.equal(wide.isnan(), got.isnan()):
-        return math.inf
-    error[(wide == got.double()) | wide.isnan()] = 0
-    row = wide.nan_to_num(0, 0, 0).square().mean(-1, keepdim=True).sqrt() if wide.dim() else wide.abs()
-    allowed = _ROUNDINGS.get(wanted.dtype, _USUAL_ROUNDINGS) * info.eps * (wide.abs() + row)
-    near_limit = wide.abs() > 0.99 * info.max
-    allowed[near_limit] = math.inf
-    allowed += _WORSE * own
-    return float((error / (allowed + info.smallest_normal)).max())
 
 
 def compile_faults(

@@ -86,7 +86,7 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
             return _unchanged(model, str(error), strict, error)
     if not made.text:
         return _unchanged(model, _why_nothing(report), strict, MatchError(_why_nothing(report)))
-    _reports[model] = _reports[inner] = report.with_checks(checked.checks, checked.no_wider)
+    _reports[model] = _reports[inner] = report.with_checks(checked.checks, checked.no_wider, checked.places)
     lower_as_calls()  # whoever compiles the model later, and however
     if compile_options is not None:
         model.compile(**compile_options)
@@ -104,7 +104,7 @@ def _planned_and_applied(
         if made.text and emit is not None:
             _save(made.text, emit, model)
         try:
-            return made, report, _apply(model, made, inputs, verify)
+            return made, report, _apply(model, made, inputs, verify, report.chooses)
         except VerifyError as problem:
             if not report.copied or isinstance(problem, judge.MemoryVerifyError):
                 raise
@@ -141,7 +141,7 @@ def _require_module(model: Any) -> None:
         raise UsageError(f"{what} is no module with Python code", advice="Give an instance of an nn.Module")
 
 
-def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool) -> Checked:
+def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool, chooses: bool) -> Checked:
     if not made.text:
         return UNCHECKED
     module = binding.load(made.text)
@@ -152,7 +152,7 @@ def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool) -> Che
     with compilers(model, made.text) as compile_kernels:
         rewriting = Rewriting(
             model, used, lambda: binding.apply(module, model), lambda: binding.restore(model),
-            lambda: compile_kernels(_calls(model, inputs)),
+            chooses, lambda: compile_kernels(_calls(model, inputs)),
         )  # fmt: skip
         return judged(rewriting, _runner(model, inputs))
 

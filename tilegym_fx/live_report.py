@@ -82,6 +82,8 @@ class Report:
         runs: What ops run where the model is now; empty before it is applied.
         copied: How many layers were not captured, as others that are like them stood for them.
         whole: Why every layer was captured although many are alike; empty where it was not so.
+        chooses: Whether the model chooses by scores, as a mixture of experts does.
+        judged_by_places: Why it was judged place by place, and what came of it; empty where its outputs were enough.
     """
 
     model: str
@@ -100,10 +102,12 @@ class Report:
     runs: str = ""
     copied: int = 0
     whole: str = ""
+    chooses: bool = False
+    judged_by_places: str = ""
 
     @classmethod
     def of(cls, model: nn.Module, made: EmitResult, outcomes: Mapping[str, Outcome], problems: Mapping[str, str],
-           seconds: float, copies: Copies, whole: str = "") -> Report:  # fmt: skip
+           seconds: float, copies: Copies, whole: str = "", chooses: bool = False) -> Report:  # fmt: skip
         """The report of a planned and written model; a layer that stands for others is counted for them too."""
         found = [*made.refused, *(r for outcome in outcomes.values() for r in outcome.rejections)]
         estimates = {name: _estimate(outcome, made, copies) for name, outcome in outcomes.items()}
@@ -112,10 +116,10 @@ class Report:
         device = next((outcome.device for outcome in outcomes.values()), "")
         return cls(type(model).__name__, made.text, made.written, tuple(_everywhere(found, copies)), estimates,
                    dict(problems), seconds=seconds, graph_form=anywhere, in_both_forms=shared, device=device,
-                   copied=sum(map(len, copies.of_layer.values())), whole=whole)  # fmt: skip
+                   copied=sum(map(len, copies.of_layer.values())), whole=whole, chooses=chooses)  # fmt: skip
 
-    def with_checks(self, checks: Sequence[Check], no_wider: str = "") -> Report:
-        return replace(self, checks=tuple(checks), no_wider=no_wider)
+    def with_checks(self, checks: Sequence[Check], no_wider: str = "", places: str = "") -> Report:
+        return replace(self, checks=tuple(checks), no_wider=no_wider, judged_by_places=places)
 
     @property
     def coverage(self) -> dict[str, float]:
@@ -162,6 +166,8 @@ class Report:
             lines.append(
                 f"  the checks compare with the model's own run, not with one in a wider dtype: {self.no_wider}"
             )
+        if self.judged_by_places:
+            lines.append(f"  judged place by place, as {self.judged_by_places}")
         lines += [f"  {back}" for back in self.given_back[:_SHOWN]]
         if len(self.given_back) > _SHOWN:
             lines.append(f"  and {len(self.given_back) - _SHOWN} more in .given_back")

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from .choices import chooses
 from .cost import Device, device_of
 from .emit import Alike, EmitResult, Emitter, Refusal, why_not
 from .errors import ExportError, UsageError
@@ -61,7 +62,14 @@ def plan_source_form(model: nn.Module, *, inputs: Any = None, only: Collection[s
     made = planner.emitter.result()
     problems = {name: str(error) for name, error in planner.failures.items()}
     found = Report.of(
-        model, made, planner.outcomes, problems, time.perf_counter() - started, planner.copies, planner.whole
+        model,
+        made,
+        planner.outcomes,
+        problems,
+        time.perf_counter() - started,
+        planner.copies,
+        planner.whole,
+        planner.chooses,
     )
     return made, found
 
@@ -90,6 +98,7 @@ class Planner:
         copies: Which layers stand for which others.
         outcomes: Call (``prefill``, ``decode``, or ``call`` with the user's inputs) -> what was found in it.
         failures: Call -> why it could not be captured.
+        chooses: Whether a captured call chooses by scores, or has parts that nobody could look into.
     """
 
     model: nn.Module
@@ -99,6 +108,7 @@ class Planner:
     copies: Copies = field(init=False)
     outcomes: dict[str, Outcome] = field(init=False)
     failures: dict[str, ExportError] = field(init=False)
+    chooses: bool = False
 
     def __post_init__(self) -> None:
         self._start()
@@ -187,6 +197,7 @@ class Planner:
             self.failures[name] = error
             return None
         policy = Policy(self.policy.device, self.policy.only, self.policy.skip, lambda m: why_not(m, provenance))
+        self.chooses |= bool(exported.holes) or chooses(exported.graph_module.graph)
         # The record speaks of the exported graph, so the pass works on a copy.
         return find(exported.copy(), self.inventory, policy, site_of), provenance
 

@@ -331,8 +331,18 @@ def _check(call: str, before: torch.Tensor, after: torch.Tensor, judge: torch.Te
         known = torch.isfinite(j) & finite
         error, own = _larger(error, a - j, known), _larger(own, b - j, known)
         largest = _larger(largest, j, known)
-    floor = _ROUNDINGS * torch.finfo(dtype).eps * largest
-    return Check(call, error, max(floor, _WORSE * own), own if is_wide else None)
+    return Check(call, error, allowed(largest, own, dtype), own if is_wide else None)
+
+
+def allowed(largest: float, own: float, dtype: torch.dtype) -> float:
+    """How far from its judge an output may be.
+
+    Args:
+        largest: The largest value in it.
+        own: How far the original's is.
+        dtype: The model's.
+    """
+    return max(_ROUNDINGS * torch.finfo(dtype).eps * largest, _WORSE * own)
 
 
 def _in_float64(*outputs: torch.Tensor) -> Iterator[list[torch.Tensor]]:

@@ -9,13 +9,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tilegym_fx.closeness import error_ratio
 from tilegym_fx.errors import KernelError
 from tilegym_fx.inventory import load
 from tilegym_fx.kernel_check import (
     compile_faults,
     difference,
     disagreements,
-    error_ratio,
     finds,
     random_inputs,
     sizes_to_try,

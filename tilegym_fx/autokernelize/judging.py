@@ -12,11 +12,12 @@ from torch import nn
 from torch.fx import GraphModule
 
 from tilegym_fx import ops
+from tilegym_fx.closeness import error_ratio
 from tilegym_fx.errors import Fault
 from tilegym_fx.export import site_of
 from tilegym_fx.inventory.check import check, run_all
 from tilegym_fx.inventory.collect import collect
-from tilegym_fx.kernel_check import compile_faults, disagreements, error_ratio
+from tilegym_fx.kernel_check import compile_faults, disagreements
 from tilegym_fx.pipeline import find
 from tilegym_fx.rewrite import rewrite
 

@@ -35,10 +35,11 @@ from .backends import (
 from .call import NamedOp
 from .lowering import lower_as_calls
 from .op import fallbacks, runs_on
-from .registry import names, overload, register, schema_of, writing_overload
+from .registry import behind, names, overload, register, schema_of, writing_overload
 
 __all__ = [
     "NoImplementationError",
+    "behind",
     "fallbacks",
     "get_available_backends",
     "get_current_backend",

@@ -38,6 +38,17 @@ class InPlaceOp(Op):
         """The Definition's reference, its results copied."""
         return self._stored(super().reference(*args), args)
 
+    def outputs(self, returned: Any, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """Every output of a call that has been made: those that it returned, and those in its arguments."""
+        rest = iter(super().outputs(returned, args))
+        count = len(self.inventory.definitions[self.name].outputs)
+        return tuple(args[self._written[i]] if i in self._written else next(rest) for i in range(count))
+
+    @property
+    def written(self) -> frozenset[int]:
+        """The places of the arguments that a call writes over."""
+        return frozenset(self._written.values())
+
     def autograd(self, *args: Any) -> Any:
         """A call that may be recorded: then it is the reference's operations, which autograd knows."""
         wanted = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)

@@ -56,6 +56,19 @@ class Op:
                 return kernel(*args)
         return self.reference(*args)
 
+    def results(self, *args: Any) -> tuple[torch.Tensor, ...]:
+        """What the Definition's reference gives for a call's arguments: every output, none written over an input."""
+        return _as_tuple(Op.reference(self, *args))
+
+    def outputs(self, returned: Any, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """Every output of a call that has been made, wherever the op leaves it."""
+        return _as_tuple(returned)
+
+    @property
+    def written(self) -> frozenset[int]:
+        """The places of the arguments that a call writes over."""
+        return frozenset()
+
     def cpu(self, *args: Any) -> Any:
         """A call on CPU tensors."""
         if forward_ad._current_level >= 0:
@@ -163,6 +176,10 @@ def _capability(device: int | None) -> tuple[int, int]:
 
 def _no_solution(capability: tuple[int, int]) -> str:
     return f"no Solution for sm_{capability[0]}{capability[1]}"
+
+
+def _as_tuple(result: Any) -> tuple[Any, ...]:
+    return tuple(result) if isinstance(result, tuple | list) else (() if result is None else (result,))
 
 
 def _contiguous(result: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.library import Library, register_autograd, register_fake
@@ -96,6 +96,14 @@ def writing_overload(name: str, written: Mapping[int, str]) -> torch._ops.OpOver
         register_fake(full, op.fake, lib=_library)
         _writing[name] = op
     return _writing[name].overload
+
+
+def behind(overload: Any) -> Op | None:
+    """What an op of ours does; None for any other."""
+    if getattr(overload, "namespace", "") != _NAMESPACE:
+        return None
+    name = overload._schema.name.partition("::")[2]
+    return _ops.get(name) or _writing.get(name.removesuffix("_"))
 
 
 def overloads() -> tuple[torch._ops.OpOverload, ...]:
