@@ -1,0 +1,90 @@
+"""Passes that bring writes through an index of one number, ``rolled[:, :, torch.tensor([-1])] = new``, to one form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .aliasing import Writes
+from .edit import aten, calls, insert, shape_key, take_over, val
+from .gradients import differentiable
+from .views import RESHAPES
+
+_INDEX_DTYPES = (torch.int64, torch.int32)
+_MOVES = {aten.to.device, aten.to.dtype_layout, aten._to_copy.default}
+
+
+def drop_detach_in_place(graph: Graph) -> int:
+    """``torch.tensor`` detaches what it made, in place: of a value that has no gradient that does nothing."""
+    changed = 0
+    for node in calls(graph, {aten.detach_.default}):
+        source = node.args[0]
+        if isinstance(source, Node) and source.target is aten.lift_fresh_copy.default:
+            if not differentiable(val(source)):
+                take_over(node, source)
+                changed += 1
+    return changed
+
+
+def plain_indices(graph: Graph) -> int:
+    """``torch.tensor([-1])``, a constant that the graph holds, becomes ``full([1], -1)``, which tells its number."""
+    found = list(calls(graph, {aten.lift_fresh_copy.default, *_MOVES}))
+    writes = Writes(graph) if found else None
+    changed = 0
+    for node in found:
+        source = node.args[0]
+        number = _moved(source, node) if node.target in _MOVES else _held(source)
+        if writes is None or number is None or writes.touched(node):
+            continue
+        new = insert(node, aten.full.default, ([1], number), val(node))
+        new.kwargs = {"dtype": val(node).dtype, "device": val(node).device, "pin_memory": False}
+        take_over(node, new)
+        changed += 1
+    return changed
+
+
+def _moved(source: Any, node: Node) -> int | None:
+    """The number in such a ``full`` that is moved to another device."""
+    if not isinstance(source, Node) or source.target is not aten.full.default or source.args[0] != [1]:
+        return None
+    number = source.args[1]
+    is_index = type(number) is int and val(node).dtype in _INDEX_DTYPES
+    return number if is_index and val(node).dtype == val(source).dtype and val(node).shape == (1,) else None
+
+
+def _held(source: Any) -> int | None:
+    """The number in a constant of the graph that is a list of one index."""
+    if not isinstance(source, Node) or source.op != "get_attr":
+        return None
+    held: Any = source.graph.owning_module
+    for name in str(source.target).split("."):
+        held = getattr(held, name, None)
+    if not isinstance(held, torch.Tensor) or isinstance(held, FakeTensor | torch.nn.Parameter) or held.is_meta:
+        return None
+    if held.dtype not in _INDEX_DTYPES or tuple(held.shape) != (1,):
+        return None
+    with _disable_current_modes():
+        return int(held.item())
+
+
+def whole_puts(graph: Graph) -> int:
+    """What is put somewhere keeps leading dimensions of one, which setting an item drops from it."""
+    writes = Writes(graph)
+    changed = 0
+    for node in calls(graph, {aten.index_put.default}):
+        target, indices, new, *rest = node.args
+        if not isinstance(target, Node) or not isinstance(new, Node) or new.target not in RESHAPES:
+            continue
+        source = new.args[0]
+        if writes.touched(new) or not isinstance(source, Node) or val(source).dim() > val(target).dim():
+            continue
+        extra = val(source).dim() - val(new).dim()
+        shape = shape_key(val(source).shape)
+        if extra > 0 and (1,) * extra + shape_key(val(new).shape) == shape:
+            node.args = (target, indices, source, *rest)
+            changed += 1
+    return changed
