@@ -1,14 +1,15 @@
-"""The update of a full cache of a sliding window by one token, in place, in one cuTile launch.
+"""The update of a full cache of a sliding window by one token, in one cuTile launch.
 
-    cache[:, :, t] = cache[:, :, t + 1],  cache[:, :, last] = new          of keys and of values
+    out[:, :, t] = cache[:, :, t + 1],  out[:, :, last] = new          of keys and of values
 
-What a place gets lies in the next one, so nobody may write a place before it has been read. A block therefore owns a
-strip: all tokens of a head, and so many columns that the strips of keys and values fill the GPU. No other block reads
-or writes there. It goes through its tokens in ascending tiles, each read in whole before it is written; writes to what
-the next tile reads are none, as that begins one token further. The last two tiles are read before either is written:
-the last ends with the strip, wherever the one before it ends, so that no tile sticks out and every access is a wide one.
+`cache_roll_write_` moves within the cache: what a place gets lies in the next one, so nobody may write a place before
+it has been read. A block therefore owns a strip: all tokens of a head, and so few columns that the strips of keys and
+values fill the GPU. No other block reads or writes there. It takes its tokens in ascending tiles, and reads a tile in
+whole before it writes it, one token lower, where no later tile reads. The last tile ends with the strip, wherever the one
+before it ends, and both are read before either is written: so no tile sticks out, and every access is a wide one. Read in
+the machine code: tiles are gathered, as `ct.load` without TMA takes an element at a time.
 
-`cache_roll_write_` moves within the cache that it is given; `cache_roll_write` moves within a copy of it.
+`cache_roll_write` moves to new tensors, in the same way.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def write(array, head, batch, token, columns, tile, TOKENS, WHOLE):
         ct.scatter(array, at, tile, mask=columns < array.shape[3], check_bounds=False)
 
 
-def move_up(cache, new, strip, TOKENS, COLUMNS, WHOLE):
+def move_up(cache, out, new, strip, TOKENS, COLUMNS, WHOLE):
     """Move a strip up by one token and put the new one into the last place."""
     head, batch = ct.bid(1), ct.bid(2)
     columns = ct.reshape(strip * COLUMNS + ct.arange(COLUMNS, dtype=ct.int32), (1, COLUMNS))
@@ -69,24 +70,37 @@ def move_up(cache, new, strip, TOKENS, COLUMNS, WHOLE):
         before = max(ct.cdiv(moved, TOKENS) - 2, 0)
         for i in range(before):
             tile = read(cache, head, batch, i * TOKENS + 1, columns, TOKENS, WHOLE)
-            write(cache, head, batch, i * TOKENS, columns, tile, TOKENS, WHOLE)
+            write(out, head, batch, i * TOKENS, columns, tile, TOKENS, WHOLE)
         first, second = before * TOKENS, moved - TOKENS
         tile = read(cache, head, batch, first + 1, columns, TOKENS, WHOLE)
         other = read(cache, head, batch, second + 1, columns, TOKENS, WHOLE)
-        write(cache, head, batch, first, columns, tile, TOKENS, WHOLE)
-        write(cache, head, batch, second, columns, other, TOKENS, WHOLE)
-    write(cache, head, batch, moved, columns, last, 1, WHOLE)
+        write(out, head, batch, first, columns, tile, TOKENS, WHOLE)
+        write(out, head, batch, second, columns, other, TOKENS, WHOLE)
+    write(out, head, batch, moved, columns, last, 1, WHOLE)
 
 
 @ct.kernel
-def cache_roll_write_kernel(k, v, keys, values, STRIPS: Int, TOKENS: Int, COLUMNS: Int, WHOLE: Flag):
+def cache_roll_write_kernel(
+    k, v, keys, values, keys_out, values_out, STRIPS: Int, TOKENS: Int, COLUMNS: Int, WHOLE: Flag
+):
     ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
     strip = ct.bid(0)
     if strip < STRIPS:
-        move_up(keys, k, strip, TOKENS, COLUMNS, WHOLE)
+        move_up(keys, keys_out, k, strip, TOKENS, COLUMNS, WHOLE)
     else:
-        move_up(values, v, strip - STRIPS, TOKENS, COLUMNS, WHOLE)
+        move_up(values, values_out, v, strip - STRIPS, TOKENS, COLUMNS, WHOLE)
+
+
+@ct.kernel
+def cache_roll_write_in_place_kernel(k, v, keys, values, STRIPS: Int, TOKENS: Int, COLUMNS: Int, WHOLE: Flag):
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
+    strip = ct.bid(0)
+    if strip < STRIPS:
+        move_up(keys, keys, k, strip, TOKENS, COLUMNS, WHOLE)
+    else:
+        move_up(values, values, v, strip - STRIPS, TOKENS, COLUMNS, WHOLE)
 
 
 @lru_cache
@@ -114,32 +128,31 @@ def choose_tile(held: int, widths: tuple[int, int], itemsize: int, rows: int, pr
     return Tile(tokens, columns, not any(width % columns for width in widths))
 
 
-def run_cache_roll_write_(
-    k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tile: Tile
-) -> None:
-    """`cache_roll_write_` in tiles of a given shape; strips of 16 bytes and more are read and written whole.
+def run_cache_roll_write(kernel: ct.kernel, arrays: tuple[torch.Tensor, ...], tile: Tile) -> None:
+    """One of the kernels in tiles of a given shape.
 
     Args:
-        k: As in `cache_roll_write`.
-        v: The same.
-        keys: The same, written.
-        values: The same, written.
+        kernel: Which.
+        arrays: What it takes: new keys and values, the cache's, and where they go if that is elsewhere.
         tile: Its tokens are a power of two and fewer than the cache's, but for a cache of one token.
     """
+    keys, values = arrays[2:4]
     batch, heads, held, _ = keys.shape
     strips, value_strips = (-(-x.shape[3] // tile.columns) for x in (keys, values))
     grid = (strips + value_strips, heads, batch)
     if all(grid) and held:
-        launch(cache_roll_write_kernel, grid, (k, v, keys, values, strips, tile.tokens, tile.columns, tile.whole))
+        launch(kernel, grid, (*arrays, strips, tile.tokens, tile.columns, tile.whole))
+
+
+def _tile_of(keys: torch.Tensor, values: torch.Tensor) -> Tile:
+    batch, heads, held, width = keys.shape
+    itemsize, processors = max(keys.itemsize, values.itemsize), processor_count(keys.device)
+    return choose_tile(held, (width, values.shape[3]), itemsize, batch * heads, processors)
 
 
 def cache_roll_write_(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
     """`cache_roll_write` within the cache itself."""
-    batch, heads, held, width = keys.shape
-    processors = processor_count(keys.device)
-    widths = width, values.shape[3]
-    itemsize = max(keys.itemsize, values.itemsize)
-    run_cache_roll_write_(k, v, keys, values, choose_tile(held, widths, itemsize, batch * heads, processors))
+    run_cache_roll_write(cache_roll_write_in_place_kernel, (k, v, keys, values), _tile_of(keys, values))
 
 
 def cache_roll_write(
@@ -156,6 +169,8 @@ def cache_roll_write(
     Returns:
         The new keys and the new values, contiguous.
     """
-    keys, values = (x.clone(memory_format=torch.contiguous_format) for x in (keys, values))
-    cache_roll_write_(k, v, keys, values)
-    return keys, values
+    out = torch.empty(keys.shape, dtype=keys.dtype, device=keys.device)
+    values_out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    arrays = k, v, keys, values, out, values_out
+    run_cache_roll_write(cache_roll_write_kernel, arrays, _tile_of(keys, values))
+    return out, values_out

@@ -27,6 +27,7 @@ PASSES: tuple[GraphPass, ...] = (
     composites.plain_rms_norm,
     indexing.drop_detach_in_place,
     indexing.plain_indices,  # before drop_copies, which leaves the constant alone
+    indexing.puts_into_all,
     inplace.drop_needless_writes,
     assembly.one_cat,
     cleanup.drop_copies,

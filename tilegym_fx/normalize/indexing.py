@@ -15,6 +15,7 @@ from .gradients import differentiable
 from .views import RESHAPES
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
+_TO_THE_END = 2**62
 _MOVES = {aten.to.device, aten.to.dtype_layout, aten._to_copy.default}
 
 
@@ -69,6 +70,32 @@ def _held(source: Any) -> int | None:
         return None
     with _disable_current_modes():
         return int(held.item())
+
+
+def puts_into_all(graph: Graph) -> int:
+    """What is put into a view of all of a value is put into that: ``[:, :, place]`` takes such views of symbolic sizes."""
+    found = list(calls(graph, {aten.index_put_.default}))
+    position = {node: i for i, node in enumerate(graph.nodes)} if found else {}
+    changed = 0
+    for node in found:
+        view = node.args[0]
+        if not isinstance(view, Node) or node.users or len(view.users) > 1 or not _is_all(view):
+            continue
+        value = view.args[0]
+        assert isinstance(value, Node)
+        node.args = (value, *node.args[1:])
+        graph.erase_node(view)
+        for reader in [user for user in value.users if position[user] > position[node]]:
+            reader.replace_input_with(value, node)
+        changed += 1
+    return changed
+
+
+def _is_all(view: Node) -> bool:
+    if view.target is not aten.slice.Tensor:
+        return False
+    _, _, start, end, step = (*view.args, *(None, 0, None, None, 1)[len(view.args) :])[:5]
+    return start in (None, 0) and step == 1 and (end is None or (isinstance(end, int) and end >= _TO_THE_END))
 
 
 def whole_puts(graph: Graph) -> int:
