@@ -5,9 +5,9 @@
 `cache_roll_write_` moves within the cache: what a place gets lies in the next one, so nobody may write a place before
 it has been read. A block therefore owns a strip: all tokens of a head, and so few columns that the strips of keys and
 values fill the GPU. No other block reads or writes there. It takes its tokens in ascending tiles, and reads a tile in
-whole before it writes it, one token lower, where no later tile reads. The last tile ends with the strip, wherever the one
-before it ends, and both are read before either is written: so no tile sticks out, and every access is a wide one. Read in
-the machine code: tiles are gathered, as `ct.load` without TMA takes an element at a time.
+whole before it writes it, one token lower, where no later tile reads. The last tile ends with the strip, wherever the
+one before it ends, and both are read before either is written: so no tile sticks out, and every access is a wide one.
+Tiles are gathered: the machine code of `ct.load` without TMA takes an element at a time here.
 
 `cache_roll_write` moves to new tensors, in the same way.
 """

@@ -1,6 +1,6 @@
 """Before: keys and values rolled by one token, the new ones put into the last place, both copied back into the cache.
 After:  one cache_roll_write with two results; its writing form where the author writes into the cache.
-Applies to [batch, heads, length, head_dim] and one new token of the cache's dtype; values may have a width of their own.
+Applies to [batch, heads, length, head_dim] and one new token of the cache's dtype; values may have another width.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pass_checks import BATCH, assert_same_numbers, capture
+from pass_checks import BATCH, assert_same_numbers, capture, guards_of
 from torch.fx import Graph, GraphModule
 
 from tilegym_fx.normalize import normalize
@@ -146,6 +146,30 @@ def test_what_is_reshaped_otherwise_is_put_as_it_is() -> None:
 
     graph = normal(code, torch.randn(3, 2, 4), torch.randn(8))
     assert aten.reshape.default in targets(graph)
+
+
+def test_what_is_put_at_pairs_of_places_has_a_dimension_less() -> None:
+    """And would not fit with the one that a reshape took away."""
+
+    def code(x: Any, y: Any) -> Any:
+        pairs = torch.tensor([0, 1]), torch.tensor([1, 0])
+        return (x * 2).index_put(pairs, y.reshape(2, 4)).exp()
+
+    graph = normal(code, torch.randn(3, 2, 4), torch.randn(1, 2, 4))
+    assert aten.reshape.default in targets(graph)
+
+
+def test_a_mask_brings_no_size_into_the_graph() -> None:
+    def code(x: Any, y: Any) -> Any:
+        out = x * 2
+        out[y > 0] = 0.5
+        return out.exp()
+
+    graph_module = capture(code, (torch.randn(BATCH, 4), torch.randn(BATCH, 4)), dynamic=True)
+    before = guards_of(graph_module)
+    normalize(graph_module.graph)
+    assert guards_of(graph_module) == before
+    assert aten.index_put_.default not in targets(graph_module.graph)
 
 
 def test_a_graph_without_a_module_is_left() -> None:

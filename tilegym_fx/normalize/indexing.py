@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .aliasing import Writes
-from .edit import aten, calls, insert, shape_key, take_over, val
+from .edit import args_of, aten, calls, insert, shape_key, take_over, val
 from .gradients import differentiable
 from .views import RESHAPES
 
@@ -24,10 +24,10 @@ def drop_detach_in_place(graph: Graph) -> int:
     changed = 0
     for node in calls(graph, {aten.detach_.default}):
         source = node.args[0]
-        if isinstance(source, Node) and source.target is aten.lift_fresh_copy.default:
-            if not differentiable(val(source)):
-                take_over(node, source)
-                changed += 1
+        is_made = isinstance(source, Node) and source.target is aten.lift_fresh_copy.default
+        if isinstance(source, Node) and is_made and not differentiable(val(source)):
+            take_over(node, source)
+            changed += 1
     return changed
 
 
@@ -52,9 +52,10 @@ def _moved(source: Any, node: Node) -> int | None:
     """The number in such a ``full`` that is moved to another device."""
     if not isinstance(source, Node) or source.target is not aten.full.default or source.args[0] != [1]:
         return None
-    number = source.args[1]
-    is_index = type(number) is int and val(node).dtype in _INDEX_DTYPES
-    return number if is_index and val(node).dtype == val(source).dtype and val(node).shape == (1,) else None
+    number, before, now = source.args[1], val(source), val(node)
+    if not isinstance(number, int) or now.dtype not in _INDEX_DTYPES or now.shape != (1,):
+        return None
+    return number if now.dtype == before.dtype else None
 
 
 def _held(source: Any) -> int | None:
@@ -73,7 +74,7 @@ def _held(source: Any) -> int | None:
 
 
 def puts_into_all(graph: Graph) -> int:
-    """What is put into a view of all of a value is put into that: ``[:, :, place]`` takes such views of symbolic sizes."""
+    """What is put into a view of all of a value is put into that: setting an item views what has symbolic sizes."""
     found = list(calls(graph, {aten.index_put_.default}))
     position = {node: i for i, node in enumerate(graph.nodes)} if found else {}
     changed = 0
@@ -94,17 +95,20 @@ def puts_into_all(graph: Graph) -> int:
 def _is_all(view: Node) -> bool:
     if view.target is not aten.slice.Tensor:
         return False
-    _, _, start, end, step = (*view.args, *(None, 0, None, None, 1)[len(view.args) :])[:5]
-    return start in (None, 0) and step == 1 and (end is None or (isinstance(end, int) and end >= _TO_THE_END))
+    _, _, start, end, step = (*args_of(view), *(None, 0, None, None, 1)[len(view.args) :])[:5]
+    is_to_the_end = end is None or (isinstance(end, int) and end >= _TO_THE_END)
+    return start in (None, 0) and step == 1 and is_to_the_end
 
 
 def whole_puts(graph: Graph) -> int:
-    """What is put somewhere keeps leading dimensions of one, which setting an item drops from it."""
+    """What is put at places along one dimension keeps leading dimensions of one, which setting an item drops from it."""
     writes = Writes(graph)
     changed = 0
     for node in calls(graph, {aten.index_put.default}):
         target, indices, new, *rest = node.args
         if not isinstance(target, Node) or not isinstance(new, Node) or new.target not in RESHAPES:
+            continue
+        if not _is_along_one_dimension(indices):
             continue
         source = new.args[0]
         if writes.touched(new) or not isinstance(source, Node) or val(source).dim() > val(target).dim():
@@ -115,3 +119,9 @@ def whole_puts(graph: Graph) -> int:
             node.args = (target, indices, source, *rest)
             changed += 1
     return changed
+
+
+def _is_along_one_dimension(indices: Any) -> bool:
+    """Whether an index gives as many dimensions as the value has: what is put there may have as many, too."""
+    given = [index for index in indices if index is not None]
+    return len(given) == 1 and val(given[0]).dtype in _INDEX_DTYPES and val(given[0]).dim() == 1
