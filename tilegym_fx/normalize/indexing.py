@@ -101,7 +101,7 @@ def _is_all(view: Node) -> bool:
 
 
 def whole_puts(graph: Graph) -> int:
-    """What is put at places along one dimension keeps leading dimensions of one, which setting an item drops from it."""
+    """What is put along one dimension keeps leading dimensions of one, which setting an item drops from it."""
     writes = Writes(graph)
     changed = 0
     for node in calls(graph, {aten.index_put.default}):
