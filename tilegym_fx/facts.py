@@ -24,7 +24,10 @@ COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 _IRRELEVANT = {"cudnn_enable", "cudnn_enabled", "pin_memory"}
 _CONSTANTS = {aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default}
 #: Operations that write into their first operand -> what they are but for that.
-IN_PLACE: dict[Any, Any] = {aten.index_copy_.default: aten.index_copy.default}
+IN_PLACE: dict[Any, Any] = {
+    aten.index_copy_.default: aten.index_copy.default,
+    aten.copy_.default: aten.copy.default,
+}
 #: Operations whose results others may read too: beside a kernel they cost little or nothing.
 SHAREABLE = frozenset({*view_nodes(), CAST, *_CONSTANTS})
 _BY_SHAPE: dict[Any, str] = {**dict.fromkeys(RESHAPES, "reshape"), aten.expand.default: "expand"}

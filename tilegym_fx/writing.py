@@ -46,7 +46,10 @@ def why_not_written(region: Sequence[Node], inputs: Mapping[str, Any], outputs: 
 def _seen(
     region: Sequence[Node], inputs: Mapping[str, Any], writers: Sequence[Node], writes: Writes
 ) -> Iterator[Reason]:
-    """Who could tell: readers of the same memory in the region, or behind an author's write and before its end."""
+    """Who could tell: readers of the same memory in the region, or behind an author's write and before its end.
+
+    The region may read a target before it writes it, as the op does, if nobody writes there in between.
+    """
     of_writer = {writer: writes.roots(writer) for writer in writers}
     targets = {writer.args[0] for writer in writers}
     given = [node for node in inputs.values() if isinstance(node, Node)]
@@ -54,11 +57,19 @@ def _seen(
         others = [w for w in writers if w is not writer]
         inner = [n for n in (*given, *region) if n is not writer and n not in targets]
         for node in (*inner, *others):
-            if roots & writes.roots(node) or (node in region and writer.args[0] in node.all_input_nodes):
+            if roots & writes.roots(node) or (node in region and _reads_what_changed(node, writer, writes)):
                 yield _say(node, writer)
         for node in _between(writer, region[-1]):
             if node not in region and any(roots & writes.roots(n) for n in (node, *node.all_input_nodes)):
                 yield _say(node, writer)
+
+
+def _reads_what_changed(node: Node, writer: Node, writes: Writes) -> bool:
+    """Whether a call reads what is written, and that is no more, or not yet, what the writer finds there."""
+    target = writer.args[0]
+    if not isinstance(target, Node) or target not in node.all_input_nodes:
+        return False
+    return writes.epoch(target, node) != writes.epoch(target, writer)
 
 
 def _say(node: Node, writer: Node) -> Reason:

@@ -450,6 +450,12 @@ def _cache_write(r: Rounding, name: str, k: Any, v: Any, keys: Any, values: Any,
     return tuple((cache.index_copy(2, positions, new), torch.full_like(cache, r.step)) for cache, new in caches)
 
 
+@exact("cache_roll_write")
+def _cache_roll_write(r: Rounding, name: str, k: Any, v: Any, keys: Any, values: Any) -> Any:
+    moved = (torch.cat((cache[:, :, 1:], new), dim=2) for cache, new in ((keys, k), (values, v)))
+    return tuple((cache, torch.full_like(cache, r.step)) for cache in moved)
+
+
 @exact("cache_append")
 def _cache_append(r: Rounding, name: str, cache: Any, new: Any) -> Any:
     value = torch.cat((cache, new), dim=-2)

@@ -21,10 +21,10 @@ TINY = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "n
         "vocab_size": 96, "head_dim": 16, "pad_token_id": 0}  # fmt: skip
 
 
-def tiny(model_type: str, layers: int, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+def tiny(model_type: str, layers: int, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> nn.Module:
     """A model of random weights."""
     torch.manual_seed(0)
-    return build(configuration(model_type, {**TINY, "num_hidden_layers": layers}), dtype, device="cpu")
+    return build(configuration(model_type, {**TINY, "num_hidden_layers": layers, **changes}), dtype, device="cpu")
 
 
 def filled_cache(model: Any, prompt: torch.Tensor) -> StaticCache:
@@ -42,10 +42,10 @@ def given(model: nn.Module, cache: StaticCache) -> dict[str, StaticCache]:
     return {name: cache}
 
 
-def step_on_a_static_cache(model_type: str, layers: int, only: Sequence[str]) -> Outcome:
-    """What the backend finds in the step after a prompt."""
+def step_on_a_static_cache(model_type: str, layers: int, only: Sequence[str], **changes: Any) -> Outcome:
+    """What the backend finds in the step after a prompt of five tokens."""
     fresh_compiler()
-    model = tiny(model_type, layers)
+    model = tiny(model_type, layers, **changes)
     step = torch.compile(model, backend="tilegym_fx", options={"inner": "eager", "only": only})
     cache = filled_cache(model, torch.arange(5)[None])
     with torch.no_grad():

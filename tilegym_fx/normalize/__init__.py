@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from .. import settings
 from ..errors import InternalError
-from . import arithmetic, assembly, casts, cleanup, composites, inplace, orders, ranges, views
+from . import arithmetic, assembly, casts, cleanup, composites, indexing, inplace, orders, ranges, views
 from .aliasing import Writes
 from .edit import GraphPass, aten, calls
 from .gradients import pin_gradients
@@ -25,6 +25,9 @@ PASSES: tuple[GraphPass, ...] = (
     cleanup.sizes_of_first,
     cleanup.drop_dropout,
     composites.plain_rms_norm,
+    indexing.drop_detach_in_place,
+    indexing.plain_indices,  # before drop_copies, which leaves the constant alone
+    indexing.puts_into_all,
     inplace.drop_needless_writes,
     assembly.one_cat,
     cleanup.drop_copies,
@@ -44,6 +47,7 @@ PASSES: tuple[GraphPass, ...] = (
     views.plain_slices,
     views.one_reshape,  # after splits_to_slices: an unbind leaves a reshape
     views.plain_expands,
+    indexing.whole_puts,
     arithmetic.one_square,
     arithmetic.one_rsqrt,
     arithmetic.one_scaling,

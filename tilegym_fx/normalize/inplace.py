@@ -28,6 +28,7 @@ _FUNCTIONAL: dict[Any, Any] = {
     aten.tanh_.default: aten.tanh.default,
     aten.scatter_.value: aten.scatter.value,
     aten.scatter_.src: aten.scatter.src,
+    aten.index_put_.default: aten.index_put.default,
 }
 
 
