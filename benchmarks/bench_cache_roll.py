@@ -24,7 +24,7 @@ import torch
 from timing import argument_sets, median_time
 
 from tilegym_fx import inventory
-from tilegym_fx.launch import recorded
+from tilegym_fx.recording import recorded
 
 KERNELS = sys.modules[inventory.load().entry_point("cache_roll_write").__module__]
 #: Strips in bytes and tokens of a tile: as many bytes in a tile as the rule has, half and twice as many.

@@ -10,7 +10,7 @@ import torch
 from inputs import DTYPES, INVENTORY, make_inputs
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
-from tilegym_fx.launch import Launch, recorded
+from tilegym_fx.recording import Launch, recorded
 
 NAME = "cache_roll_write"
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
