@@ -83,9 +83,9 @@ def test_views_of_a_projection_and_of_a_cache_are_taken_as_they_are(kernels: Any
 
 @pytest.mark.parametrize(
     ("held", "width", "heads", "tokens", "columns"),
-    [(2047, 96, 32, 512, 16), (1023, 256, 4, 512, 16), (4095, 128, 8, 512, 16), (4095, 128, 256, 128, 64)],
+    [(2047, 96, 32, 1024, 16), (1024, 256, 4, 512, 32), (4095, 128, 8, 512, 32), (2047, 96, 256, 512, 32)],
 )
-def test_strips_fill_the_gpu(kernels: Any, held: int, width: int, heads: int, tokens: int, columns: int) -> None:
+def test_strips_use_the_gpu_evenly(kernels: Any, held: int, width: int, heads: int, tokens: int, columns: int) -> None:
     assert kernels.choose_tile(held, (width, width), 2, heads, 132) == kernels.Tile(tokens, columns, True)
 
 
