@@ -162,7 +162,7 @@ def heads(per_block: int, positions: int, half: int = 64) -> Patch:
 
 
 ROTARY_VARIANTS = tuple(
-    (f"{h} heads x {p}", heads(h, p)) for h, p in ((8, 2), (8, 8), (4, 8), (16, 2), (2, 16), (1, 32), (2, 32))
+    (f"{h} heads x {p}", heads(h, p)) for h, p in ((8, 2), (8, 8), (8, 16), (4, 8), (16, 2), (1, 32), (2, 32))
 )
 ROTARY_STEP_VARIANTS = tuple((f"{h} heads", heads(h, 1)) for h in (2, 4, 16))
 

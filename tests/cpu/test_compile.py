@@ -53,17 +53,42 @@ def test_meta_tensors_describe_a_launch_too():
     assert compile_kernel(copy_kernel, args(device="meta"), "sm_90") == compile_kernel(copy_kernel, args(), "sm_90")
 
 
-def test_assumptions_follow_strides_alignment_and_shared_storage():
+def test_assumptions_follow_lengths_strides_and_alignment():
     memory = torch.empty(32, 64, dtype=torch.bfloat16)
-    arrays = (memory[:, :32], memory[1:, 1:])
-    first, second = describe(wrong_kernel, arrays)
+    first, second = describe(wrong_kernel, (memory[:, :32], memory[1:, 1:]))
     assert (first["stride_constant"], first["stride_divisible_by"]) == ([None, 1], [8, 1])
-    assert (first["base_addr_divisible_by"], second["base_addr_divisible_by"]) == (16, 2)
-    assert first["alias_groups"] == second["alias_groups"] == ["storage0"]
+    assert (first["base_addr_divisible_by"], second["base_addr_divisible_by"]) == (16, 1)
+    assert (first["shape_divisible_by"], second["shape_divisible_by"]) == ([16, 16], [1, 1])
     odd, expanded = describe(wrong_kernel, (torch.empty(8, 7)[:, :4], torch.empty(1, 4).expand(8, 4)))
     assert odd["stride_divisible_by"] == [1, 1]
     assert (odd["may_alias_internally"], expanded["may_alias_internally"]) == (False, True)
-    assert odd["alias_groups"] == []
+    row, _ = describe(wrong_kernel, (memory[:1], memory))
+    assert row["shape_constant"] == [1, None]
+
+
+#: Part of a kernel's name on an H200 -> dtype, shape and stride of the argument that it speaks of.
+SEEN = {
+    "A2bf16_1s1v8l0_2i16t1_p16": (torch.bfloat16, (1, 4096), (4096, 1)),
+    "A2bf16_1v8l0_2t1_3i16_p16": (torch.bfloat16, (4096, 4096), (4096, 1)),
+    "A2bf16_1v8l0_2i16t1_p16": (torch.bfloat16, (6, 2048), (2048, 1)),
+    "A3f32_3v4l0_4t1_5i16_p16": (torch.float32, (32, 7, 16), (112, 16, 1)),
+    "A4u8_7s1l0_8t1_p16": (torch.uint8, (1, 1, 1, 2049), (2049, 2049, 2049, 1)),
+    "A4u8_2s1_3v16_7l0_8t1_p16": (torch.uint8, (2, 1, 12, 12), (144, 144, 12, 1)),
+    "A3bf16_2s1_3v8l0_4i16t1_p16i": (torch.bfloat16, (12, 1, 4096), (0, 4096, 1)),
+    "A3bf16_3v8l0_4i16t1_p16i": (torch.bfloat16, (12, 3, 4096), (8, 4096, 1)),
+    "A3bf16_3s1_4i16_7t1_p16": (torch.bfloat16, (1, 1, 4096), (1, 1, 1)),
+    "A3bf16_1v8_2i16_3l0_4t1_p16": (torch.bfloat16, (12, 32, 20), (640, 20, 1)),
+    "A3bf16_3v8_4i16_7l0_p16": (torch.bfloat16, (12, 3, 4096), (24576, 8192, 2)),
+    "A1i64_1v2l0_p16": (torch.int64, (2,), (12,)),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_a_description_is_what_a_launch_on_a_gpu_assumed(name):
+    dtype, shape, stride = SEEN[name]
+    array = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    made = signature(describe(wrong_kernel, (array, array))).with_mangled_symbol("kernel").symbol
+    assert made.partition("_K")[2].partition("_")[2] == f"{name}_{name}"
 
 
 def test_annotations_decide_what_is_constant():

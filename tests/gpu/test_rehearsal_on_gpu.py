@@ -12,6 +12,7 @@ import torch
 from cuda.tile import compilation
 
 from tilegym_fx import inventory
+from tilegym_fx.compile import describe, signature
 from tilegym_fx.compile.ahead import symbol_of
 from tilegym_fx.recording import recorded
 
@@ -66,3 +67,4 @@ def test_a_tensor_without_memory_is_assumed_to_be_what_it_would_be_with_it(layou
     convention = compilation.CallingConvention.cutile_python_v2()
     real = compilation.KernelSignature.from_kernel_args(launch.kernel, launch.args, convention)
     assert compilation.demangle_kernel_name(symbol_of(launch))[1].parameters == real.parameters
+    assert signature(describe(launch.kernel, launch.args)).parameters == real.parameters

@@ -1,4 +1,8 @@
-"""What cuTile's compiler may assume about a kernel's arguments: as plain data, and as its own objects."""
+"""What cuTile's compiler may assume about a kernel's arguments: as plain data, and as its own objects.
+
+That is what it assumes of a launch's arguments, so that what is compiled here is what would run. Written after the
+names of kernels that ran on an H200, and compared there with `KernelSignature.from_kernel_args`, which needs a driver.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,10 @@ from cuda.tile import compilation
 
 from tilegym_fx.launch import CompileError
 
-#: A kernel may be told that an address or a stride is a multiple of this many bytes, never of more.
+#: A kernel is told whether an address or a stride is a multiple of this many bytes, and nothing of other multiples.
 _ALIGNMENT = 16
+#: The same of a length, in elements.
+_LENGTH = 16
 
 
 def describe(kernel: ct.kernel, args: Sequence[Any]) -> list[dict[str, Any]]:
@@ -32,16 +38,15 @@ def describe(kernel: ct.kernel, args: Sequence[Any]) -> list[dict[str, Any]]:
             advice="Give one argument for each parameter, constants included",
         )
     hints = typing.get_type_hints(function, include_extras=True)
-    groups = _alias_groups(args)
     return [
-        _describe(arg, getattr(hints.get(name), "__metadata__", ()), name, groups)
+        _describe(arg, getattr(hints.get(name), "__metadata__", ()), name)
         for name, arg in zip(names, args, strict=True)
     ]
 
 
-def _describe(arg: Any, notes: Iterable[Any], name: str, groups: dict[int, str]) -> dict[str, Any]:
+def _describe(arg: Any, notes: Iterable[Any], name: str) -> dict[str, Any]:
     if isinstance(arg, torch.Tensor):
-        return _describe_tensor(arg, notes, groups)
+        return _describe_tensor(arg, notes)
     if not isinstance(arg, (bool, int, float)):
         raise CompileError(
             f"the argument {name!r} is a {type(arg).__name__}",
@@ -57,39 +62,37 @@ def _describe(arg: Any, notes: Iterable[Any], name: str, groups: dict[int, str])
     return {"scalar": "int64" if wide else "int32"}
 
 
-def _describe_tensor(tensor: torch.Tensor, notes: Iterable[Any], groups: dict[int, str]) -> dict[str, Any]:
+def _describe_tensor(tensor: torch.Tensor, notes: Iterable[Any]) -> dict[str, Any]:
     array = next((note for note in notes if type(note).__name__ == "ArrayAnnotation"), None)
     static_shape = {d % tensor.ndim for d in getattr(array, "static_shape_dims", ())}
     static_strides = {d % tensor.ndim for d in getattr(array, "static_stride_dims", ())}
     lengths = list(zip(tensor.shape, tensor.stride(), strict=True))
     offset = tensor.storage_offset() * tensor.itemsize if tensor.is_meta else tensor.data_ptr()
-    group = groups.get(_storage(tensor))
+    wide = _ALIGNMENT // math.gcd(tensor.itemsize, _ALIGNMENT)
     return {
         "array": str(tensor.dtype).removeprefix("torch."),
         "ndim": tensor.ndim,
         "index_dtype": array.index_dtype.name if array is not None else "int32",
-        "shape_constant": [n if d in static_shape else None for d, (n, _) in enumerate(lengths)],
+        "shape_constant": [n if d in static_shape or n == 1 else None for d, (n, _) in enumerate(lengths)],
+        "shape_divisible_by": [1 if n % _LENGTH else _LENGTH for n, _ in lengths],
         "stride_constant": [
             s if d in static_strides or (s == 1 and not static_strides) else None for d, (_, s) in enumerate(lengths)
         ],
-        "stride_divisible_by": [
-            1 if s == 1 else math.gcd(s * tensor.itemsize, _ALIGNMENT) // math.gcd(tensor.itemsize, _ALIGNMENT)
-            for _, s in lengths
-        ],
-        "base_addr_divisible_by": math.gcd(offset, _ALIGNMENT),
-        "may_alias_internally": any(s == 0 and n > 1 for n, s in lengths),
-        "alias_groups": [group] if group else [],
+        "stride_divisible_by": [1 if s % wide else wide for _, s in lengths],
+        "base_addr_divisible_by": 1 if offset % _ALIGNMENT else _ALIGNMENT,
+        "may_alias_internally": _may_alias(lengths),
+        "alias_groups": [],
     }
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _alias_groups(args: Sequence[Any]) -> dict[int, str]:
-    """A group for each storage that several arguments share."""
-    storages = [_storage(arg) for arg in args if isinstance(arg, torch.Tensor)]
-    return {storage: f"storage{storages.index(storage)}" for storage in storages if storages.count(storage) > 1}
+def _may_alias(lengths: Iterable[tuple[int, int]]) -> bool:
+    """Whether two indices may mean one place, judged as cuTile does: dimensions of length 1 count like others."""
+    reach = 1
+    for stride, length in sorted((s, n) for n, s in lengths):
+        if stride < reach:
+            return True
+        reach += stride * (length - 1)
+    return False
 
 
 def signature(parameters: Iterable[dict[str, Any]]) -> compilation.KernelSignature:
