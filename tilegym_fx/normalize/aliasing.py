@@ -14,6 +14,11 @@ aten = torch.ops.aten
 
 #: Ops that may return their input itself although their schema does not say so in every overload.
 MAY_ALIAS = {
+    aten.cartesian_prod.default,
+    aten.sum_to_size.default,
+    aten.unsafe_chunk.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
     aten.reshape.default,
     aten.contiguous.default,
     aten.to.dtype,

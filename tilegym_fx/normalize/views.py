@@ -47,6 +47,25 @@ _SPLITS = {
 }
 _SIZED = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 _DIM_NAMES = {"dim", "dim0", "dim1", "dims"}
+#: Operations of ATen whose ``dim`` and ``dims`` are those of their first tensor. Of others not all are: `unsqueeze_`
+#: has changed the tensor when it is looked at, `diag_embed` speaks of its result, `cosine_similarity` of what both
+#: broadcast to, and the repeats of `tile` are called ``dims``.
+_OF_FIRST = frozenset({
+    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "argsort", "chunk", "count_nonzero", "cummax",
+    "cummin", "cumprod", "cumsum", "cumsum_", "diagonal", "diff", "flip", "frobenius_norm", "gather", "glu",
+    "index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "index_fill_", "index_reduce",
+    "index_select", "kthvalue", "linalg_vector_norm", "log_softmax", "_log_softmax", "logcumsumexp", "logsumexp",
+    "max", "mean", "median", "min", "mode", "nanmean", "nanmedian", "nansum", "narrow", "norm", "permute", "prod",
+    "repeat_interleave", "roll", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce",
+    "scatter_reduce_", "select", "select_scatter", "size", "slice", "slice_scatter", "softmax", "_softmax",
+    "_safe_softmax", "sort", "special_log_softmax", "special_softmax", "split", "split_with_sizes", "squeeze", "std",
+    "std_mean", "stride", "sum", "swapdims", "sym_size", "sym_stride", "tensor_split", "topk", "transpose", "unbind",
+    "unflatten", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "var", "var_mean",
+})  # fmt: skip
+#: Those whose result has one more.
+_GROWS = frozenset({"unsqueeze", "stack"})
+#: Those of several tensors, which count only if these have equally many.
+_JOINS = frozenset({"cat", "concat", "concatenate", "stack"})
 
 
 def dims_from_end(graph: Graph) -> int:
@@ -69,13 +88,16 @@ def dims_from_end(graph: Graph) -> int:
 
 
 def _rank(node: Node) -> int | None:
-    first = node.args[0]
-    if isinstance(first, list | tuple) and first and isinstance(first[0], Node):
-        first = first[0]
-    if not isinstance(first, Node) or not is_tensor(val(first)):
+    """How many dimensions a node's ``dim`` counts among; None where that is not known."""
+    namespace, _, name = node.target._schema.name.partition("::")  # type: ignore[union-attr]
+    if namespace != "aten" or name not in _OF_FIRST | _GROWS | _JOINS:
         return None
-    grows = node.target in (aten.unsqueeze.default, aten.stack.default)
-    return val(first).dim() + grows
+    first = node.args[0]
+    tensors = [t for t in (first if isinstance(first, list | tuple) else (first,)) if isinstance(t, Node)]
+    if not all(is_tensor(val(tensor)) for tensor in tensors):
+        return None
+    ranks = {val(tensor).dim() for tensor in tensors}
+    return ranks.pop() + (name in _GROWS) if len(ranks) == 1 else None
 
 
 def _negative(value: Any, rank: int) -> Any:
