@@ -165,13 +165,17 @@ def _runner(model: nn.Module, inputs: Any) -> Run:
     return lambda m, **options: judge.run_language_model(m, sample, _cache_of, **options)
 
 
-def _calls(model: nn.Module, inputs: Any) -> Iterator[Callable[[], None]]:
+def _calls(model: nn.Module, inputs: Any) -> list[Callable[[nn.Module], object]]:
     """What `_runner` makes a model do, and more of the kind, to be made without memory."""
     if inputs is None:
-        yield from language_calls(model, judge.sample_inputs(model, batch=BATCH)["input_ids"], _cache_of)
-    else:
-        args, kwargs = split_inputs(inputs)
-        yield lambda: model(*args, **kwargs)
+        return [*language_calls(model, judge.sample_inputs(model, batch=BATCH)["input_ids"], _cache_of)]
+    args, kwargs = split_inputs(inputs)
+
+    def call(model: nn.Module) -> object:
+        own_args, own_kwargs = judge.copies((args, kwargs))
+        return model(*own_args, **own_kwargs)
+
+    return [call]
 
 
 def _cache_of(model: nn.Module, results: Any) -> dict[str, Any] | None:

@@ -1,39 +1,47 @@
 """What a rewritten model will launch, found out without memory and compiled side by side before it runs.
 
 The calls are those of the verification (`verify.run_language_model`, or one call with the user's inputs), and what
-comes after it: a long prompt. A call that cannot be made without memory is left out; its kernels are compiled when
+comes after it: a long prompt. They are made of a copy, which shares the parameters alone, so that nothing of the model
+remembers them. A call that cannot be made without memory, or takes too long, is left out; its kernels are compiled when
 they are first launched, one after the other.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
-import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import settings
-from .export import MODEL_ERRORS, enter_transformers, longest, without_memory
+from .export import enter_transformers, longest, without_memory
 from .inventory.layout import shipped_root
 from .layers import Copies
+from .ops.backends import has_cutile
 from .recording import Launch, recorded
 from .tuning import arch_of
 from .verify import DECODE_STEPS
 
+log = logging.getLogger("tilegym_fx")
 #: Tokens of a long prompt: tiles for many rows, a multiple of 16 as the compiler likes to know of.
 PROMPT = 2048
-Call = Callable[[], None]
+#: Seconds for all calls: a model that loops over the tokens of its prompt takes minutes over a long one.
+BUDGET = 20.0
+Call = Callable[[nn.Module], object]
 CacheOf = Callable[[nn.Module, Any], "dict[str, Any] | None"]
 
 
 @contextmanager
-def compilers(model: nn.Module, text: str) -> Iterator[Callable[[Iterator[Call]], None]]:
+def compilers(model: nn.Module, text: str) -> Iterator[Callable[[Iterable[Call]], None]]:
     """Processes that compile while the body runs, if there is anything for them to do.
 
     Args:
@@ -44,14 +52,14 @@ def compilers(model: nn.Module, text: str) -> Iterator[Callable[[Iterator[Call]]
         What compiles the kernels of some calls of the rewritten model, and waits for them.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    if device.type != "cuda" or importlib.util.find_spec("cuda.tile") is None or _done(text, device).exists():
+    if device.type != "cuda" or not has_cutile() or _done(text, device).exists():
         yield lambda calls: None
         return
     from .compile.ahead import Compilers
 
     with Compilers() as there:
 
-        def compile_kernels(calls: Iterator[Call]) -> None:
+        def compile_kernels(calls: Iterable[Call]) -> None:
             if there.compile(launches(model, calls), arch_of(device)):
                 _note(_done(text, device))
 
@@ -76,27 +84,42 @@ def _note(file: Path) -> None:
         return
 
 
-def launches(model: nn.Module, calls: Iterator[Call]) -> list[Launch]:
+def launches(model: nn.Module, calls: Iterable[Call]) -> list[Launch]:
     """What the calls launch. First layers stand for those like them, as they do when a rewriting is planned.
 
     Args:
-        model: The model that they call.
-        calls: Of the model; made while no tensor has memory.
+        model: The model.
+        calls: Made one after the other of a copy of it, while no tensor has memory. Whatever one of them raises ends
+            that call alone: what is found here saves time, and nothing hangs on it.
     """
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with Copies.in_model(model).left_out(), without_memory(model, fake), recorded() as found:
-        model.eval()
-        while True:
-            try:
-                call = next(calls, None)
-                if call is None:
-                    return found
-                call()
-            except MODEL_ERRORS:
-                continue
+    found: list[Launch] = []
+    try:
+        copied = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with Copies.in_model(copied).left_out(), without_memory(copied, fake), _Budget(), recorded() as found:
+            copied.eval()
+            for call in calls:
+                with suppress(Exception):
+                    call(copied)
+    except Exception:  # a model that cannot be copied, or run so
+        log.debug("%s is not rehearsed", type(model).__name__, exc_info=True)
+    return found
 
 
-def language_calls(model: nn.Module, ids: torch.Tensor, cache_of: CacheOf, steps: int = DECODE_STEPS) -> Iterator[Call]:
+class _Budget(TorchDispatchMode):
+    """Ends calls that go on when the time is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._end = time.monotonic() + BUDGET
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if time.monotonic() > self._end:
+            raise TimeoutError("the time for rehearsals is over")
+        return func(*args, **(kwargs or {}))
+
+
+def language_calls(model: nn.Module, ids: torch.Tensor, cache_of: CacheOf, steps: int = DECODE_STEPS) -> list[Call]:
     """The calls of :func:`.verify.run_language_model`, and a prompt of `PROMPT` tokens.
 
     Args:
@@ -105,10 +128,12 @@ def language_calls(model: nn.Module, ids: torch.Tensor, cache_of: CacheOf, steps
         cache_of: Gives the model's cache, after a call, as the keyword argument of the next; None if it has none.
         steps: Cached steps without padding; with it they are half as many.
     """
-    yield lambda: _speak(model, ids, None, cache_of, steps)
-    yield lambda: _speak(model, ids, torch.ones_like(ids), cache_of, steps // 2)
     length = min(PROMPT, longest(model, "prefill") or PROMPT)
-    yield lambda: _speak(model, ids.new_zeros(1, length), None, cache_of, 0)
+    return [
+        lambda model: _speak(model, ids, None, cache_of, steps),
+        lambda model: _speak(model, ids, torch.ones_like(ids), cache_of, steps // 2),
+        lambda model: _speak(model, ids.new_zeros(1, length), None, cache_of, 0),
+    ]
 
 
 def _speak(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor | None, cache_of: CacheOf, steps: int) -> None:

@@ -221,6 +221,11 @@ def _kept(output: torch.Tensor) -> torch.Tensor:
     return output.clone() if stays else output.cpu()
 
 
+def copies(values: Any) -> Any:
+    """Arguments for a call that may change them."""
+    return tree_map(_copied, values)
+
+
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import cuda.tile as ct
 import pytest
 import torch
 from cuda.tile import compilation
 from small_models import small
+from torch import nn
+from transformers import DynamicCache
 
-from tilegym_fx import inventory, kernelize, rehearsal, verify
+from tilegym_fx import inventory, kernelize, live, rehearsal, verify
 from tilegym_fx.compile import ahead, describe, signature
 from tilegym_fx.doctor import find_tool
-from tilegym_fx.live import _cache_of
+from tilegym_fx.export import run_without_memory
+from tilegym_fx.live import _cache_of, _calls
 from tilegym_fx.recording import Launch, recorded
 
 needs_compiler = pytest.mark.skipif(find_tool("tileiras") is None, reason="tileiras is not installed")
@@ -42,8 +50,7 @@ def test_what_is_rehearsed_is_what_a_verification_launches(name: str, monkeypatc
     with recorded() as real:
         verify.run_language_model(model, {"input_ids": ids}, _cache_of)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    calls = list(rehearsal.language_calls(model, ids, _cache_of))
-    found = rehearsal.launches(model, iter(calls[:-1]))
+    found = rehearsal.launches(model, rehearsal.language_calls(model, ids, _cache_of)[:-1])
     assert real
     assert {kind(launch) for launch in found} == {kind(launch) for launch in real}
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -53,22 +60,94 @@ def test_a_long_prompt_is_rehearsed_as_far_as_the_model_has_positions(monkeypatc
     model = kernelize(small("gpt2", torch.float32), verify=False)
     ids = verify.sample_inputs(model)["input_ids"]
     monkeypatch.setenv("TILEGYM_FX_INTERPRET", "1")
-    found = rehearsal.launches(model, iter(list(rehearsal.language_calls(model, ids, _cache_of))[-1:]))
+    found = rehearsal.launches(model, rehearsal.language_calls(model, ids, _cache_of)[-1:])
     lengths = {n for launch in found for arg in launch.args if isinstance(arg, torch.Tensor) for n in arg.shape}
     assert model.config.n_positions in lengths
 
 
+class Odd(Exception):
+    """Nothing that a model's code is known to raise."""
+
+
+def raise_odd(model: nn.Module) -> None:
+    raise Odd
+
+
 def test_a_call_that_fails_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEGYM_FX_INTERPRET", "1")
-    model = kernelize(small("meta-llama/Llama-3.1-8B", torch.float32), verify=False)
+    model = kernelize(small("meta-llama/Llama-3.1-8B", torch.float32), verify=False).train()
     ids = torch.zeros(1, 4, dtype=torch.long)
+    calls = [lambda model: model(input_ids=ids, past_key_values=3), raise_odd, lambda model: model(input_ids=ids)]
+    assert rehearsal.launches(model, calls)
+    assert model.training
 
-    def calls() -> Iterator[rehearsal.Call]:
-        yield lambda: model(input_ids=ids, past_key_values=3)
-        yield lambda: model(input_ids=ids) and None
 
-    assert rehearsal.launches(model, calls())
-    assert model.training is False
+def test_a_model_that_cannot_be_copied_is_not_rehearsed() -> None:
+    model = small("gpt2", torch.float32)
+    model.lock = threading.Lock()  # no copy of it can be made
+    assert rehearsal.launches(model, [lambda model: pytest.fail("called")]) == []
+
+
+def test_a_call_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEGYM_FX_INTERPRET", "1")
+    monkeypatch.setattr(rehearsal, "BUDGET", 0.0)
+    model = kernelize(small("gpt2", torch.float32), verify=False)
+    ids = verify.sample_inputs(model)["input_ids"]
+    assert rehearsal.launches(model, rehearsal.language_calls(model, ids, _cache_of)) == []
+
+
+class Remembers(nn.Module):
+    """Counts its calls in place, in a buffer and in a tensor that is none; keeps what it made; changes its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(64, eps=1e-6)
+        self.register_buffer("count", torch.zeros(2))
+        self.plain = torch.zeros(2)
+        self.seen: dict[int, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        self.plain.add_(1)
+        y = self.norm(x)
+        self.seen[x.shape[0]] = y
+        x.mul_(2)
+        return y
+
+
+def test_nothing_of_a_rehearsal_is_remembered() -> None:
+    model, x = Remembers(), torch.ones(4, 64)
+    calls = _calls(model, (x,))
+    rehearsal.launches(model, [*calls, lambda model: model(torch.ones(7, 64))])
+    assert model.seen == {}
+    assert torch.equal(model.count, torch.zeros(2))
+    assert torch.equal(model.plain, torch.zeros(2))
+    assert torch.equal(x, torch.ones(4, 64))
+
+
+def test_running_without_memory_puts_numbers_back() -> None:
+    model = Remembers()
+    model.register_buffer("wide", torch.arange(4.0).expand(3, 4))
+    run_without_memory(model, (torch.ones(4, 64),), {})
+    assert torch.equal(model.count, torch.zeros(2))
+    assert torch.equal(model.plain, torch.zeros(2))
+
+
+def test_a_cache_among_the_inputs_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a rehearsal of every model, as on a GPU."""
+
+    @contextmanager
+    def compilers(model: nn.Module, text: str) -> Iterator[Callable[[Any], None]]:
+        yield lambda calls: found.extend(rehearsal.launches(model, calls))
+
+    found: list[Launch] = []
+    monkeypatch.setattr(live, "compilers", compilers)
+    monkeypatch.setenv("TILEGYM_FX_INTERPRET", "1")
+    model = small("meta-llama/Llama-3.1-8B", torch.float32)
+    ids, cache = torch.zeros(1, 4, dtype=torch.long), DynamicCache(config=model.config)
+    kernelize(model, inputs={"input_ids": ids, "past_key_values": cache, "use_cache": True}, strict=True)
+    assert found
+    assert cache.get_seq_length() == 0
 
 
 def some_launches() -> list[Launch]:
@@ -138,6 +217,45 @@ def test_processes_that_have_ended_leave_the_rest_to_the_launches(no_driver_aske
         assert compilers.compile(some_launches(), "sm_90") == 0
 
 
+def test_a_process_that_does_not_answer_is_ended(no_driver_asked: Path) -> None:
+    with ahead.Compilers(2) as compilers:
+        for child in compilers._children:
+            child.send_signal(signal.SIGSTOP)
+        started = time.monotonic()
+        assert compilers.compile(some_launches(), "sm_90", limit=1) == 0
+        assert time.monotonic() - started < 30
+
+
+def test_what_a_process_prints_besides_is_no_answer(no_driver_asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen(["sh", "-c", "echo hello; echo true; read line; echo compiled; read line; echo failed"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    done: list[bool] = []
+    ahead._serve(child, iter([{"name": "one"}, {"name": "two"}]), threading.Lock(), done)
+    assert done == [True, False]
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_processes_that_cannot_be_started_are_done_without(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    popen, started = subprocess.Popen, []
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if len(started) == after:
+            raise OSError("Cannot allocate memory")
+        started.append(popen(*args, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(ahead.subprocess, "Popen", refuse)
+    with ahead.Compilers(4) as compilers:
+        assert compilers._children == started
+    assert all(child.poll() is not None for child in started)
+
+
+def test_a_launch_of_something_strange_is_left_out(no_driver_asked: Path) -> None:
+    launches = some_launches()
+    strange = Launch(launches[0].kernel, (1,), ([1, 2],))
+    assert len(ahead.requests([strange, *launches], "sm_90")) == 3
+
+
 def test_one_processor_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda _: {0, 1})
     with ahead.Compilers() as compilers:
@@ -147,4 +265,4 @@ def test_one_processor_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_off_a_gpu_nothing_is_compiled() -> None:
     with rehearsal.compilers(small("gpt2", torch.float32), "text") as compile_kernels:
-        compile_kernels(iter([lambda: pytest.fail("called")]))
+        compile_kernels([lambda model: pytest.fail("called")])

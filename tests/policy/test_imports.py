@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "judging": {"choices", "export", "ops", "places", "verify"},
     "tuning": set(),
-    "rehearsal": {"compile", "export", "inventory", "layers", "tuning", "verify"},
+    "rehearsal": {"compile", "export", "inventory", "layers", "ops", "tuning", "verify"},
     "live": {
         "alone",
         "apply",

@@ -23,7 +23,9 @@ PACKAGE_HOST = re.compile(
     re.IGNORECASE,
 )
 #: Run references or kernels just written in processes of their own, and report whatever they raise.
-MAY_CATCH_ALL = frozenset({"tilegym_fx/inventory/worker.py", "benchmarks/bench_synthesised.py"})
+MAY_CATCH_ALL = frozenset(
+    {"tilegym_fx/inventory/worker.py", "tilegym_fx/rehearsal.py", "benchmarks/bench_synthesised.py"}
+)
 UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X{3})\b")
 
 

@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any
@@ -34,6 +35,8 @@ MOST = 8
 #: Seconds for one kernel.
 LIMIT = 120
 Request = dict[str, Any]
+#: What a process says of a kernel; anything else on its output is somebody else's.
+_ANSWERS = {"compiled": True, "failed": False}
 
 
 def symbol_of(launch: Launch) -> str:
@@ -80,8 +83,12 @@ def requests(launches: Iterable[Launch], arch: str) -> list[Request]:
     """What is to be compiled for some launches, each once. What another process cannot import, and what cuTile takes no
     arguments of, is left to its launch."""
     found: dict[str, Request] = {}
-    for launch in {_kind(launch): launch for launch in launches}.values():
+    seen: set[tuple[Any, ...]] = set()
+    for launch in launches:
         with contextlib.suppress(TilegymFxError, OSError, TypeError, ValueError):
+            if (kind := _kind(launch)) in seen:
+                continue
+            seen.add(kind)
             request = {
                 **address(launch.kernel), "hints": hints(launch.kernel, arch), "symbol": symbol_of(launch), "arch": arch
             }  # fmt: skip
@@ -104,11 +111,12 @@ class Compilers:
 
     def __enter__(self) -> Compilers:
         command = [sys.executable, "-m", "tilegym_fx.compile.ahead"]
-        for _ in range(self._count):
-            self._children.append(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                 text=True, start_new_session=True, env=environment())
-            )  # fmt: skip
+        with contextlib.suppress(OSError):  # as many as the machine bears
+            for _ in range(self._count if sys.executable else 0):
+                self._children.append(
+                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                     text=True, start_new_session=True, env=environment())
+                )  # fmt: skip
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
@@ -116,14 +124,26 @@ class Compilers:
         for child in self._children:
             end(child)
 
-    def compile(self, launches: Iterable[Launch], arch: str) -> int:
-        """Compiles the kernels of some launches; says how many were."""
+    def compile(self, launches: Iterable[Launch], arch: str, limit: float = LIMIT) -> int:
+        """Compiles the kernels of some launches; says how many were.
+
+        Args:
+            launches: What is going to be launched.
+            arch: ``sm_90`` for example.
+            limit: Seconds for all of them; then the processes are ended, whatever they wait for.
+        """
         if not self._children:
             return 0
         wanted, lock, done = iter(requests(launches, arch)), threading.Lock(), list[bool]()
         threads = [threading.Thread(target=_serve, args=(child, wanted, lock, done)) for child in self._children]
         for thread in threads:
             thread.start()
+        end_at = time.monotonic() + limit
+        for thread in threads:
+            thread.join(max(0.0, end_at - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            for child in self._children:
+                end(child)
         for thread in threads:
             thread.join()
         return sum(done)
@@ -143,10 +163,10 @@ def _serve(child: subprocess.Popen[str], wanted: Iterator[Request], lock: thread
             child.stdin.flush()
         except BrokenPipeError:
             return
-        answer = child.stdout.readline()
-        if not answer:
+        answer = next((line for line in map(str.strip, child.stdout) if line in _ANSWERS), None)
+        if answer is None:
             return
-        done.append(json.loads(answer))
+        done.append(_ANSWERS[answer])
 
 
 def _compiled(request: Request) -> bool:
@@ -167,7 +187,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
-        print(json.dumps(_compiled(json.loads(line))), file=answers, flush=True)
+        print("compiled" if _compiled(json.loads(line)) else "failed", file=answers, flush=True)
 
 
 if __name__ == "__main__":

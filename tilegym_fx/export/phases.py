@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from tilegym_fx.errors import ExportError, UnknownModelError
@@ -214,6 +214,7 @@ def without_memory(model: nn.Module, mode: AbstractContextManager[Any]) -> Itera
     """
     with (
         torch.no_grad(),
+        numbers_kept(model),
         mode,
         copies_as_clones(),
         without_torch_errors(),
@@ -221,6 +222,35 @@ def without_memory(model: nn.Module, mode: AbstractContextManager[Any]) -> Itera
         caches.code_for_tracing(),
     ):
         yield
+
+
+@contextmanager
+def numbers_kept(model: nn.Module) -> Iterator[None]:
+    """Puts back what the body writes into buffers and other tensors of modules.
+
+    Where every operand of an operation in place is real, it is carried out, even where nothing else has memory:
+    ``self.count.add_(1)`` counts.
+    """
+    parts = (tensor for module in model.modules() for tensor in (*vars(module).values(), *module._buffers.values()))
+    tensors = {id(tensor): tensor for tensor in parts if _can_be_kept(tensor)}
+    kept = [(tensor, tensor._version, once(tensor).clone()) for tensor in tensors.values()]
+    try:
+        yield
+    finally:
+        for tensor, version, numbers in kept:
+            if tensor._version != version:
+                once(tensor).copy_(numbers)
+
+
+def _can_be_kept(value: Any) -> bool:
+    plain = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor | nn.Parameter)
+    return plain and not value.is_meta and not value.is_inference() and value.layout == torch.strided
+
+
+def once(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without the places that it has several times, as after ``expand``: what can be written to."""
+    sizes = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.detach().as_strided(sizes, tensor.stride())
 
 
 def run_without_memory(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

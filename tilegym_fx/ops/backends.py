@@ -70,9 +70,9 @@ def get_current_backend() -> str:
 def is_backend_available(backend: str) -> bool:
     """Whether a backend can run on this machine; False for one that nobody knows."""
     if backend == "cutile":
-        return torch.cuda.is_available() and _has_cutile()
+        return torch.cuda.is_available() and has_cutile()
     if backend == "interpret":
-        return _has_cutile()
+        return has_cutile()
     return backend in BUILT_IN or any(known == backend for _, known in _registered)
 
 
@@ -177,7 +177,8 @@ def _advice(backend: str) -> str:
     return 'Install cuTile with `pip install "tilegym_fx[cuda]"`'
 
 
-def _has_cutile() -> bool:
+def has_cutile() -> bool:
+    """Whether cuda-tile is installed."""
     try:
         return importlib.util.find_spec("cuda.tile") is not None
     except ModuleNotFoundError:
