@@ -25,7 +25,7 @@ from .emit import EmitResult
 from .errors import ExportError, MatchError, UsageError, VerifyError
 from .export import MODEL_ERRORS, cache_of
 from .export.trace import describe
-from .folder_form import emitted_path, make_emitted_folder
+from .folder_form import emitted_path, make_emitted_folder, refuse_foreign
 from .judging import UNCHECKED, Checked, Rewriting, Run, judged, wider_run
 from .live_report import Report
 from .ops import lower_as_calls, tell_of_references, what_runs
@@ -128,8 +128,10 @@ def _compile_options(compile: Any) -> dict[str, Any]:
 
 def _save(text: str, emit: str | Path, model: nn.Module) -> None:
     try:
+        path = emitted_path(emit, model)
         make_emitted_folder(emit)
-        binding.save(text, emitted_path(emit, model))
+        refuse_foreign(path)
+        binding.save(text, path)
     except (OSError, TypeError) as problem:
         raise UsageError(f"emit={emit!r} cannot be written: {problem}",
                          advice="Give a folder, or a file in one that is there") from problem  # fmt: skip

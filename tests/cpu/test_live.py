@@ -50,6 +50,21 @@ def test_emit_that_cannot_be_written_is_refused(tmp_path: Path, emit: Any) -> No
     assert type(model) is emit_modules.Norm
 
 
+@pytest.mark.parametrize("name", ["mine.py", ""], ids=["file", "folder"])
+def test_emit_writes_over_no_file_that_is_not_ours(tmp_path: Path, name: str) -> None:
+    file = tmp_path / (name or "modeling_norm.py")
+    file.write_text("# precious")
+    model = emit_modules.Norm()
+    with pytest.raises(UsageError, match=f"{file.name}' was not written by tilegym_fx"):
+        kernelize(model, inputs=X, emit=tmp_path / name)
+    assert type(model) is emit_modules.Norm
+    assert file.read_text() == "# precious"
+    file.write_text("\n")
+    for _ in range(2):  # over an empty file, and over one of ours
+        kernelize(model, inputs=X, emit=tmp_path / name)
+        assert "PATCHES" in file.read_text()
+
+
 def test_one_name_is_taken_as_one_name() -> None:
     assert report(kernelize(emit_modules.Norm(), inputs=X, only="rms_norm")).counts() == {"rms_norm": 1}
     assert "rms_norm" not in report(kernelize(emit_modules.Norm(), inputs=X, skip="rms_norm")).counts()
