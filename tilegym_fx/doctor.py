@@ -23,7 +23,6 @@ import torch
 from tilegym_fx import ops, settings, tuning
 from tilegym_fx.errors import (
     CUTILE_BESIDE_WHEEL,
-    CUTILE_IN_CLONE,
     KernelError,
     SettingsError,
     TilegymFxError,
@@ -82,7 +81,7 @@ def examine() -> Iterator[Check]:
 
 def _install() -> str:
     """How to get what kernels need: into a clone, or beside the wheel."""
-    return f"{CUTILE_IN_CLONE} in the clone" if _is_clone() else CUTILE_BESIDE_WHEEL
+    return 'pip install -e ".[cuda]" in the clone' if _is_clone() else CUTILE_BESIDE_WHEEL
 
 
 def _is_clone() -> bool:
