@@ -21,13 +21,7 @@ from typing import Literal
 import torch
 
 from tilegym_fx import ops, settings, tuning
-from tilegym_fx.errors import (
-    CUTILE_BESIDE_WHEEL,
-    KernelError,
-    SettingsError,
-    TilegymFxError,
-    did_you_mean,
-)
+from tilegym_fx.errors import CUTILE_BESIDE_WHEEL, KernelError, SettingsError, TilegymFxError, did_you_mean
 from tilegym_fx.inventory import load, shipped_root
 
 Status = Literal["ok", "note", "problem"]
