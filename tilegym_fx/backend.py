@@ -7,9 +7,10 @@ shapes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -55,7 +56,8 @@ def tilegym_fx_backend(
             (names of Definitions, or one).
 
     Raises:
-        UsageError: If ``inner`` is unknown, or inductor's options are given for ``eager``.
+        UsageError: If ``inner`` is unknown, an option is neither ours nor inductor's, or one of inductor's is given
+            for ``eager``.
     """
     options = dict(options or {})
     own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
@@ -65,7 +67,9 @@ def tilegym_fx_backend(
         raise UsageError(f"inner={inner!r} is no inner compiler", advice=advice)
     if inner == "eager" and (mode or options):
         unknown = next(iter(options), "mode")
-        raise UsageError(f"inner='eager' takes no {unknown!r}", advice="Leave it out, or use inner='inductor'")
+        advice = f"Leave it out, or use inner='inductor'{did_you_mean(unknown, _OWN_OPTIONS)}"
+        raise UsageError(f"inner='eager' takes no {unknown!r}", advice=advice)
+    _require_known(options)
     reason = _unknown_dtypes(gm) or _hidden_gradients(gm)
     if reason is not None:
         return _left_alone(gm, example_inputs, inner, mode, options, reason)
@@ -83,6 +87,19 @@ def tilegym_fx_backend(
     if outcome.chosen:
         tell_of_references(device)
     return aten_graph if inner == "eager" else _inductor(aten_graph, example_inputs, mode, options)
+
+
+def _require_known(options: Iterable[str]) -> None:
+    """Inductor says of an option that it has not only that, and not which one was meant."""
+    from torch._inductor import config
+
+    for name in options:
+        try:
+            attrgetter(name)(config)
+        except AttributeError as problem:
+            near = did_you_mean(name, (*_OWN_OPTIONS, *config.get_config_copy()))
+            advice = f"Ours are {', '.join(_OWN_OPTIONS)}; all others are torch._inductor.config's{near}"
+            raise UsageError(f"there is no option {name!r}", advice=advice) from problem
 
 
 def _left_alone(

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 
 from tilegym_fx import ops, settings, tuning
-from tilegym_fx.errors import KernelError, SettingsError, TilegymFxError, did_you_mean
+from tilegym_fx.errors import CUTILE_BESIDE_WHEEL, KernelError, SettingsError, TilegymFxError, did_you_mean
 from tilegym_fx.inventory import load, shipped_root
 
 Status = Literal["ok", "note", "problem"]
@@ -75,7 +75,7 @@ def examine() -> Iterator[Check]:
 
 def _install() -> str:
     """How to get what kernels need: into a clone, or beside the wheel."""
-    return 'pip install -e ".[cuda]" in the clone' if _is_clone() else 'pip install "tilegym_fx[cuda]"'
+    return 'pip install -e ".[cuda]" in the clone' if _is_clone() else CUTILE_BESIDE_WHEEL
 
 
 def _is_clone() -> bool:
@@ -324,11 +324,16 @@ def verdict(checks: Sequence[Check]) -> str:
         return f"kernels cannot run here, nor can anything else before this is put right: {', '.join(broken)}"
     has_tests = _is_clone() and importlib.util.find_spec("pytest") is not None
     works = "scan, kernelize with references and tests work" if has_tests else "scan and kernelize with references work"
-    return f"kernels cannot run here; {works} here; kernels need what has a PROBLEM above: {', '.join(wrong)}"
+    needs = f"kernels need what has a PROBLEM above: {', '.join(wrong)}"
+    if not settings.interpret():
+        return f"kernels cannot run here; {works} here; {needs}"
+    if "cuda-tile" in wrong:
+        return f"kernels cannot run here, as the CPU interpreter needs cuda-tile too; {works} here; {needs}"
+    return f"kernels run in the CPU interpreter here, as TILEGYM_FX_INTERPRET is set; {works} here; on a GPU {needs}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; exit status 1 when kernels cannot run."""
+    """Run the command; exit status 1 when kernels cannot run on a GPU."""
     p = argparse.ArgumentParser("python -m tilegym_fx.doctor", description=__doc__)
     p.add_argument("--json", action="store_true", help="print one JSON object")
     args = p.parse_args(argv)
@@ -338,6 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             checks.append(check)
             if not args.json:
                 print(check, flush=True)
+        last = verdict(checks)
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -345,7 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         print(json.dumps({"kernels_can_run": healthy, "checks": [asdict(check) for check in checks]}, indent=1))
     else:
-        print(verdict(checks))
+        print(last)
     return 0 if healthy else 1
 
 

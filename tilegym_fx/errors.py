@@ -16,6 +16,10 @@ from typing import ClassVar, TypeVar
 
 E = TypeVar("E", bound="TilegymFxError")
 
+#: How to get what kernels need, the interpreter included, where tilegym_fx comes from a wheel, and in a clone.
+CUTILE_BESIDE_WHEEL = 'pip install "cuda-tile[tileiras]"'
+INSTALL_CUTILE = f'Install cuTile: `{CUTILE_BESIDE_WHEEL}`, or `pip install ".[cuda]"` in a clone'
+
 
 class TilegymFxError(Exception):
     """Base of everything that tilegym_fx raises on purpose.
@@ -184,7 +188,7 @@ class RewriteError(TilegymFxError):
 class KernelError(TilegymFxError):
     """A kernel cannot be loaded, compiled, launched or interpreted."""
 
-    advice = 'On a GPU machine install "tilegym_fx[cuda]"; on a CPU set TILEGYM_FX_INTERPRET=1'
+    advice = "`python -m tilegym_fx.doctor` says what kernels need on this machine"
 
 
 class ApplyError(TilegymFxError):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from .apply import save
-from .emit import EmitResult
-from .errors import make_folder
+from .emit import WRITTEN_BY, EmitResult
+from .errors import UsageError, make_folder, writing
 
 if TYPE_CHECKING:
     from .inventory import Inventory
@@ -28,13 +28,37 @@ def emitted_path(place: str | Path, model: nn.Module) -> Path:
     return path if path.suffix == ".py" else path / f"modeling_{submodule_name(model)}.py"
 
 
+def modeling_file(place: Path, model: nn.Module) -> Path:
+    """The modeling file of the folder form."""
+    name = submodule_name(model)
+    return place / name / f"modeling_{name}.py"
+
+
+def refuse_foreign(path: Path) -> None:
+    """Only an empty file or an emitted one is written over.
+
+    Raises:
+        UsageError: The file has something else in it, or cannot be read.
+    """
+    if not path.is_file():
+        return
+    with writing(path):
+        first = path.read_bytes().split(b"\n", 1)[0].strip()
+        is_empty = not first and not path.read_bytes().strip()
+    if not is_empty and not (first.startswith(b'"""') and first.endswith(WRITTEN_BY.encode())):
+        problem = f"{str(path)!r} was not written by tilegym_fx and is not written over"
+        raise UsageError(problem, advice="Name another place, or move the file away")
+
+
 def make_emitted_folder(place: str | Path) -> None:
     """Makes the folder that :func:`emitted_path` names a file in.
 
     Raises:
-        UsageError: There can be no such folder, or nothing may be written in it.
+        UsageError: There can be no such folder, nothing may be written in it, or the file is somebody else's.
     """
     path = Path(place)
+    if path.suffix == ".py":
+        refuse_foreign(path)
     make_folder(path.parent if path.suffix == ".py" else path)
 
 
@@ -49,8 +73,13 @@ def write_folder(made: EmitResult, model: nn.Module, inventory: Inventory, place
 
     Returns:
         The modeling file.
+
+    Raises:
+        UsageError: There is one that we did not write.
     """
-    folder = place / submodule_name(model)
+    path = modeling_file(place, model)
+    refuse_foreign(path)
+    folder = path.parent
     for name in ("kernel_definitions", "kernel_solutions", "kernels"):
         make_folder(folder / name)
     for name in sorted({w.match.definition for w in made.written}):
@@ -60,7 +89,6 @@ def write_folder(made: EmitResult, model: nn.Module, inventory: Inventory, place
             _copy(file, folder / "kernel_solutions")
             for source in solution.sources:
                 _copy(inventory.root_of(name).path / source.path, folder / "kernels")
-    path = folder / f"modeling_{submodule_name(model)}.py"
     save(made.text, path)
     return path
 

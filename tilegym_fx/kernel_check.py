@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilegym_fx.closeness import error_ratio
-from tilegym_fx.errors import KernelError, PatternError, TilegymFxError, UsageError, did_you_mean
+from tilegym_fx.errors import INSTALL_CUTILE, KernelError, PatternError, TilegymFxError, UsageError, did_you_mean
 from tilegym_fx.inventory import load, shipped_root
 from tilegym_fx.inventory.sizes import CannotTryError, sizes_of
 from tilegym_fx.inventory.trial import sample_inputs
@@ -29,7 +29,6 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: Factors on the small sizes: one tile, and several of which the last is ragged.
 _FACTORS = (1, 37)
 _MAX_ELEMENTS = 1 << 19
-_NO_COMPILER = 'Install the compiler: `pip install "tilegym_fx[cuda]"`, or `make lint` in a clone'
 #: What code under test may raise: a kernel's own mistakes are findings, not crashes.
 _CODE_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError,
@@ -266,7 +265,7 @@ def compile_faults(
         from tilegym_fx.compile import ARCHITECTURES, compile_kernel
         from tilegym_fx.recording import recorded
     except ImportError as error:
-        raise KernelError(f"no kernel can be compiled here: {error}", advice=_NO_COMPILER) from error
+        raise KernelError(f"no kernel can be compiled here: {error}", advice=INSTALL_CUTILE) from error
 
     definition = inventory.definitions[inventory.solutions[solution].definition]
     try:

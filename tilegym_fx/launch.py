@@ -10,7 +10,7 @@ import cuda.tile as ct
 import torch
 
 from tilegym_fx import recording
-from tilegym_fx.errors import KernelError
+from tilegym_fx.errors import INSTALL_CUTILE, KernelError
 
 # Looked up once: a launch takes a few microseconds, of which attribute chains would be a visible part.
 _cuda_launch = ct.launch
@@ -26,7 +26,6 @@ _COMPILER_FAILED = "Check that tileiras, ptxas and libnvvm are of one version, a
 _FOREIGN_TOOLKIT = (
     "Unset CUDA_HOME and CUDA_PATH: they make tileiras load the libnvvm of another CUDA toolkit, which fails like this"
 )
-_NO_COMPILER = 'Install it with `pip install "cuda-tile[tileiras]"`'
 _NO_SOURCE = (
     "Keep the kernel's file as it was imported: cuTile reads it at the first launch, and again for other arguments"
 )
@@ -154,7 +153,7 @@ def missing(problem: OSError, name: str, target: str = "") -> CompileError:
         target: `` for sm_90``, or nothing when it is the GPU at hand.
     """
     if isinstance(problem, FileNotFoundError):
-        return CompileError(f"kernel {name}: cuTile's compiler tileiras is not installed", advice=_NO_COMPILER)
+        return CompileError(f"kernel {name}: cuTile's compiler tileiras is not installed", advice=INSTALL_CUTILE)
     return CompileError(f"kernel {name} does not compile{target}: {problem}", advice=_NO_SOURCE)
 
 

@@ -25,7 +25,7 @@ from .emit import EmitResult
 from .errors import ExportError, MatchError, UsageError, VerifyError
 from .export import MODEL_ERRORS, cache_of
 from .export.trace import describe
-from .folder_form import emitted_path, make_emitted_folder
+from .folder_form import emitted_path, make_emitted_folder, refuse_foreign
 from .judging import UNCHECKED, Checked, Rewriting, Run, judged, wider_run
 from .live_report import Report
 from .ops import lower_as_calls, tell_of_references, what_runs
@@ -38,6 +38,8 @@ _OLD_PYTHON = (
     "Python before 3.11 does not tell which expression an instruction belongs to, so no source can be rewritten; "
     'torch.compile(model, backend="tilegym_fx") uses the same kernels'
 )
+#: Modules that are named one by one where a model runs an emitted file.
+_SHOWN = 5
 _reports: WeakKeyDictionary[nn.Module, Report] = WeakKeyDictionary()
 #: Models that kernelize had to leave as they were -> why.
 _left: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -128,8 +130,10 @@ def _compile_options(compile: Any) -> dict[str, Any]:
 
 def _save(text: str, emit: str | Path, model: nn.Module) -> None:
     try:
+        path = emitted_path(emit, model)
         make_emitted_folder(emit)
-        binding.save(text, emitted_path(emit, model))
+        refuse_foreign(path)
+        binding.save(text, path)
     except (OSError, TypeError) as problem:
         raise UsageError(f"emit={emit!r} cannot be written: {problem}",
                          advice="Give a folder, or a file in one that is there") from problem  # fmt: skip
@@ -236,6 +240,8 @@ def report(model: nn.Module) -> Report:
     """
     _require_module(model)
     found = _reports.get(model)
+    if found is None:
+        _refuse_emitted(model)
     if found is None and model in _left:
         raise UsageError(f"kernelize left this {type(model).__name__} as it was: {_left[model]}",
                          advice="kernelize(model, strict=True) raises where nothing can be done")  # fmt: skip
@@ -243,6 +249,21 @@ def report(model: nn.Module) -> Report:
         raise UsageError(f"this {type(model).__name__} has not been kernelized", advice="Call kernelize(model) first")
     binding.check(model)
     return replace(found, given_back=tuple(binding.given_back(model)), runs=what_runs(model_device(model)))
+
+
+def _refuse_emitted(model: nn.Module) -> None:
+    """A model to which somebody applied an emitted file, or a copy of a kernelized one, has no report of its own."""
+    binding.check(model)
+    files, back = binding.emitted_files(model), binding.given_back(model)
+    if not files and not back:
+        return
+    what = f"this {type(model).__name__} runs the emitted code of {', '.join(files)}, which kernelize did not put there"
+    if not files:
+        what = f"this {type(model).__name__} runs its author's code again after an emitted file was applied to it"
+    listed = [str(one) for one in back[:_SHOWN]] + [f"and {len(back) - _SHOWN} more"] * (len(back) > _SHOWN)
+    raise UsageError("; ".join([what, *listed]),
+                     advice="The head of the emitted file lists its places; tilegym_fx.restore(model) takes it off,"
+                            " and kernelize(model) makes a report")  # fmt: skip
 
 
 def _unchanged(model: Model, why: str, strict: bool, error: Exception) -> Model:

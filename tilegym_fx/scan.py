@@ -10,13 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
+from torch import nn
 
 from . import breadth
 from .apply import save
 from .cost import get_device
 from .draft import write_drafts
 from .errors import MatchError, TilegymFxError, UsageError, make_folder, writing
-from .folder_form import emitted_path, make_emitted_folder, write_folder
+from .folder_form import emitted_path, make_emitted_folder, modeling_file, refuse_foreign, write_folder
 from .inventory import Inventory, load
 from .model_source import DTYPE_HELP, DTYPES
 from .plan import Policy
@@ -163,6 +164,8 @@ def _scan(args: argparse.Namespace, console: Console) -> int:
             forms=args.forms,
             progress=lambda doing: status.update(Text(doing)),
         )
+    if args.emit:
+        refuse_foreign(_emitted_file(args, _built(found)))
     if args.json:
         print(json.dumps(as_json(found), indent=1))
     elif args.explain:
@@ -177,8 +180,16 @@ def _scan(args: argparse.Namespace, console: Console) -> int:
     return EXIT_NO_MATCH if args.strict and not found.sites else EXIT_OK
 
 
+def _built(found: Survey) -> nn.Module:
+    return next(phase.graph.model for phase in found.phases if phase.graph is not None)
+
+
+def _emitted_file(args: argparse.Namespace, model: nn.Module) -> Path:
+    return modeling_file(args.emit, model) if args.layout == "tilegym" else emitted_path(args.emit, model)
+
+
 def _emit(args: argparse.Namespace, found: Survey, inventory: Inventory, policy: Policy) -> str:
-    model = next(phase.graph.model for phase in found.phases if phase.graph is not None)
+    model = _built(found)
     made, report = plan_source_form(
         model, only=policy.only, skip=policy.skip, inventory=inventory, device=policy.device
     )
@@ -188,7 +199,7 @@ def _emit(args: argparse.Namespace, found: Survey, inventory: Inventory, policy:
         if args.layout == "tilegym":
             path = write_folder(made, model, inventory, args.emit)
         else:
-            path = emitted_path(args.emit, model)
+            path = _emitted_file(args, model)
             save(made.text, path)
     written, planned = report.in_both_forms, sum(len(form.ours) for form in report.graph_form.values())
     places = f"{written} of {planned} places; the others need graph form (--forms tells which)"

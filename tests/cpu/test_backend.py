@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from fresh_compiler import fresh_compiler
 from torch import nn
+from torch.fx import Graph, GraphModule
 
 import tilegym_fx
 from tilegym_fx import kernelize, ops
@@ -129,6 +130,26 @@ class TestOptions:
         options = {"only": ("silu_mul",), "max_autotune": False, "no_such_option": True}
         with pytest.raises(Exception, match="no_such_option"):
             torch.compile(Gate(), backend="tilegym_fx", options=options)(torch.randn(3, 8))
+
+    @pytest.mark.parametrize(
+        ("options", "meant"),
+        [
+            ({"onyl": ["silu_mul"]}, "only"),
+            ({"onyl": ["silu_mul"], "inner": "eager"}, "only"),
+            ({"epilogue_fussion": False}, "epilogue_fusion"),
+            ({"triton.cudagraph": True}, "triton.cudagraphs"),
+        ],
+    )
+    def test_a_misspelt_option_is_answered_with_the_nearest(self, options: dict[str, Any], meant: str) -> None:
+        with pytest.raises(UsageError, match=f"did you mean .*`{meant}`"):
+            tilegym_fx_backend(GraphModule(nn.Module(), Graph()), (), options=options)
+
+    def test_only_and_cuda_graphs_go_together_as_options(self) -> None:
+        fresh_compiler()
+        options = {"only": ["silu_mul"], "triton.cudagraphs": True}
+        with torch.no_grad():
+            torch.compile(Gate(), backend="tilegym_fx", options=options)(torch.randn(3, 8))
+        assert taken(last_report()) == {"silu_mul": 1}
 
     def test_modes_and_options_are_those_of_inductor(self, monkeypatch: pytest.MonkeyPatch) -> None:
         given: list[Any] = []

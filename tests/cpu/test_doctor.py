@@ -152,11 +152,30 @@ def test_the_last_line_says_what_works_all_the_same(monkeypatch: pytest.MonkeyPa
         assert line.endswith(f": {name}")
 
 
+def test_the_last_line_knows_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEGYM_FX_INTERPRET", "1")
+    no_gpu = [Check(name, "problem", "none", "Get one") for name in ("driver", "device")]
+    line = doctor.verdict(no_gpu)
+    assert line.startswith("kernels run in the CPU interpreter here, as TILEGYM_FX_INTERPRET is set; ")
+    assert line.endswith("on a GPU kernels need what has a PROBLEM above: driver, device")
+    line = doctor.verdict([package_check("cuda-tile", None), *no_gpu])
+    assert line.startswith("kernels cannot run here, as the CPU interpreter needs cuda-tile too; ")
+
+
+def test_a_setting_that_cannot_be_read_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda: iter([Check("driver", "problem", "none", "Get one")]))
+    monkeypatch.setenv("TILEGYM_FX_INTERPRET", "perhaps")
+    assert doctor.main([]) == 1
+    assert capsys.readouterr().err.startswith("error: TILEGYM_FX_INTERPRET is 'perhaps'")
+
+
 def test_the_advice_is_for_a_clone_or_for_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'pip install -e ".[cuda]" in the clone' in package_check("cuda-tile", None).fix
     monkeypatch.setattr(doctor, "shipped_root", lambda: Path("site-packages/tilegym_fx/_data"))
-    assert 'pip install "tilegym_fx[cuda]"' in package_check("cuda-tile", None).fix
-    assert 'pip install "tilegym_fx[cuda]"' in compiler_check(None, None, NO_WHEELS).fix
+    assert 'pip install "cuda-tile[tileiras]"' in package_check("cuda-tile", None).fix
+    assert 'pip install "cuda-tile[tileiras]"' in compiler_check(None, None, NO_WHEELS).fix
 
 
 def test_it_works_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

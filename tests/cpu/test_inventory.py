@@ -116,6 +116,22 @@ def test_a_kernel_that_cannot_be_loaded_says_why(
         load(root, shipped=False).entry_point("scaled")
 
 
+@pytest.mark.parametrize("absent", ["cuda", "cuda.tile"])
+def test_a_kernel_without_cutile_advises_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent: str
+) -> None:
+    """The interpreter needs it as well, so that to ask for the interpreter would be no way out."""
+    monkeypatch.setenv("TILEGYM_FX_INTERPRET", "1")
+    monkeypatch.delitem(sys.modules, "cuda.tile", raising=False)
+    monkeypatch.setitem(sys.modules, absent, None)
+    root = write_repository(tmp_path)
+    (root / "kernels" / "scaled.py").write_text("import cuda.tile as ct\n")
+    with pytest.raises(KernelError) as refused:
+        load(root, shipped=False).entry_point("scaled")
+    assert 'Install cuTile: `pip install "cuda-tile[tileiras]"`' in str(refused.value)
+    assert "TILEGYM_FX_INTERPRET" not in str(refused.value)
+
+
 def test_spellings_and_guards_come_from_the_patterns_folder(tmp_path: Path) -> None:
     root = write_repository(tmp_path, definition("alone"))
     write_json(root / "patterns" / "scaled.py", PATTERN)

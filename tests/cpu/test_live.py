@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,48 @@ def test_emit_that_cannot_be_written_is_refused(tmp_path: Path, emit: Any) -> No
     with pytest.raises(UsageError, match="cannot be written"):
         kernelize(model, inputs=X, emit=where)
     assert type(model) is emit_modules.Norm
+
+
+@pytest.mark.parametrize("name", ["mine.py", ""], ids=["file", "folder"])
+def test_emit_writes_over_no_file_that_is_not_ours(tmp_path: Path, name: str) -> None:
+    file = tmp_path / (name or "modeling_norm.py")
+    file.write_text("# precious")
+    model = emit_modules.Norm()
+    with pytest.raises(UsageError, match=f"{file.name}' was not written by tilegym_fx"):
+        kernelize(model, inputs=X, emit=tmp_path / name)
+    assert type(model) is emit_modules.Norm
+    assert file.read_text() == "# precious"
+    file.write_text("\n")
+    for _ in range(2):  # over an empty file, and over one of ours
+        kernelize(model, inputs=X, emit=tmp_path / name)
+        assert "PATCHES" in file.read_text()
+
+
+def two_gates() -> Any:
+    return nn.Sequential(emit_modules.Separate(), emit_modules.Separate())
+
+
+def test_a_report_on_an_emitted_file_says_what_the_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal() -> str:
+        with pytest.raises(UsageError) as refused:
+            report(model)
+        return str(refused.value)
+
+    kernelize(two_gates(), inputs=X, emit=tmp_path / "modeling_two_gates.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = two_gates()
+    assert "has not been kernelized" in refusal()
+    importlib.import_module("modeling_two_gates").apply(model)
+    said = refusal()
+    assert f"runs the emitted code of {tmp_path / 'modeling_two_gates.py'}, which kernelize did not" in said
+    assert "The head of the emitted file lists its places; tilegym_fx.restore(model) takes it off" in said
+    assert "again" not in said
+    model[0].act.register_forward_hook(lambda *_: None)
+    assert "did not put there; 0 (Separate) runs its author's code again: the call of a SiLU is " in refusal()
+    model[1].act.register_forward_hook(lambda *_: None)
+    assert "Sequential runs its author's code again after an emitted file was applied to it; 0 (Sep" in refusal()
+    restore(model)
+    assert "has not been kernelized" in refusal()
 
 
 def test_one_name_is_taken_as_one_name() -> None:

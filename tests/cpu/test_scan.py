@@ -204,6 +204,21 @@ class TestOptions:
         assert "to apply it: import modeling_llama; modeling_llama.apply(model)" in err
         assert "PATCHES" in (tmp_path / "modeling_llama.py").read_text()
 
+    @pytest.mark.parametrize(("layout", "below"), [("file", ""), ("tilegym", "llama/")])
+    def test_emit_writes_over_no_file_that_is_not_ours(
+        self, run: Scan, tmp_path: Path, layout: str, below: str
+    ) -> None:
+        file = tmp_path / "out" / f"{below}modeling_llama.py"
+        file.parent.mkdir(parents=True)
+        file.write_text("# precious\n")
+        places = ("--emit", str(tmp_path / "out"), "--layout", layout, "--draft", str(tmp_path / "drafts"))
+        status, out, err = run("--phase", "prefill", *places)
+        assert (status, out) == (scan.EXIT_ERROR, "")
+        assert err.count("\n") == 1
+        assert "modeling_llama.py' was not written by tilegym_fx and is not written over. Name another place" in err
+        assert [p for place in ("out", "drafts") for p in (tmp_path / place).rglob("*") if p.is_file()] == [file]
+        assert file.read_text() == "# precious\n"
+
     def test_emit_of_nothing_is_one_clear_line(self, run: Scan, tmp_path: Path) -> None:
         options = ("--phase", "prefill", "--only", "layer_norm", "--emit", str(tmp_path / "out"))
         status, _, err = run(*options, short=False)

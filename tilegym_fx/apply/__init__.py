@@ -6,13 +6,13 @@ Nothing is stored on the module, so state dicts, deep copies and hooks see no di
 exchanged later inside a replaced call gives that call back to its author's code (`watch`).
 """
 
-from tilegym_fx.apply.bind import applied, apply, is_applied, restore
+from tilegym_fx.apply.bind import applied, apply, emitted_files, is_applied, restore
 from tilegym_fx.apply.classes import Patched, original_class
 from tilegym_fx.apply.files import load, save
 from tilegym_fx.apply.table import Patch
 from tilegym_fx.apply.watch import GivenBack, check, given_back
 
 __all__ = [
-    "GivenBack", "Patch", "Patched", "applied", "apply", "check", "given_back", "is_applied", "load",
-    "original_class", "restore", "save",
+    "GivenBack", "Patch", "Patched", "applied", "apply", "check", "emitted_files", "given_back", "is_applied",
+    "load", "original_class", "restore", "save",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import unwrap
 from types import ModuleType
 from typing import TypeVar
 
@@ -74,6 +75,14 @@ def restore(model: Model) -> Model:
 def is_applied(model: nn.Module) -> bool:
     """Whether any module of a model runs an emitted method."""
     return next(watch.bonds(model), None) is not None
+
+
+def emitted_files(model: nn.Module) -> list[str]:
+    """Where the emitted methods that a model runs were imported from; text without a file has a made-up name."""
+    classes = {bond.patch.cls for _, bond in watch.bonds(model)}
+    methods = [unwrap(method) for cls in classes for method in vars(cls).values() if callable(method)]
+    scopes = [getattr(method, "__globals__", {}) for method in methods]
+    return sorted({str(scope.get("__file__")) for scope in scopes if "PATCHES" in scope})
 
 
 @contextmanager

@@ -20,11 +20,11 @@ from .outcome import Refusal
 from .outputs import Replacement
 from .place import place
 from .regions import Names
-from .write import Header, write
+from .write import WRITTEN_BY, Header, write
 
 _WRITES = "its results are written over its inputs, which is for graph form alone"
 
-__all__ = ["Alike", "EmitResult", "Emitter", "Header", "Refusal", "Written", "emit", "why_not"]
+__all__ = ["WRITTEN_BY", "Alike", "EmitResult", "Emitter", "Header", "Refusal", "Written", "emit", "why_not"]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ from .conditions import literal
 from .flow import reads
 from .imports import Imports, import_globals, indent_of
 
+#: What the first line of every emitted text ends with.
+WRITTEN_BY = "with cuTile kernels, written by tilegym_fx."
+
 
 @dataclass(frozen=True)
 class Header:
@@ -176,7 +179,7 @@ def _link(method: Method, header: Header) -> str:
 def _head(header: Header, variants: Sequence[Variant], solutions: Mapping[str, str | None]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in header.versions.items())
     lines = [
-        f'"""{header.model} with cuTile kernels, written by tilegym_fx.',
+        f'"""{header.model} {WRITTEN_BY}',
         "",
         "Each class below is its author's, with the regions that a kernel can compute replaced by a call each.",
         "Apply it to a model of the same code with `apply(model)`; `restore(model)` puts the model back.",

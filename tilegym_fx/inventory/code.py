@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tilegym_fx.errors import InventoryError, KernelError
+from tilegym_fx.errors import INSTALL_CUTILE, InventoryError, KernelError
 from tilegym_fx.inventory.layout import shipped_root
 from tilegym_fx.inventory.read import shown
 
@@ -70,7 +70,9 @@ def load_file(folder: Path, file: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise KernelError(f"{shown(file)} cannot be imported: {error}") from error
+        needs_cutile = error.name == "cuda" or (error.name or "").startswith("cuda.tile")
+        advice = INSTALL_CUTILE if needs_cutile else "Install what it imports"
+        raise KernelError(f"{shown(file)} cannot be imported: {error}", advice=advice) from error
     except SyntaxError as error:
         raise InventoryError(f"{shown(file)}, line {error.lineno}: no valid Python ({error.msg})") from error
 

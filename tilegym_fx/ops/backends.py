@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from tilegym_fx import settings
-from tilegym_fx.errors import KernelError, UsageError, did_you_mean
+from tilegym_fx.errors import INSTALL_CUTILE, KernelError, UsageError, did_you_mean
 
 Implementation = TypeVar("Implementation", bound=Callable[..., Any])
 
@@ -174,7 +174,7 @@ def _require_known(backend: str) -> None:
 def _advice(backend: str) -> str:
     if backend == "cutile" and not torch.cuda.is_available():
         return "It needs a CUDA device; `interpret` runs the same kernels on a CPU"
-    return 'Install cuTile with `pip install "tilegym_fx[cuda]"`'
+    return INSTALL_CUTILE
 
 
 def has_cutile() -> bool:
