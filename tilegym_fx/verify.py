@@ -308,13 +308,15 @@ def compare(original: Outputs, rewritten: Outputs, wide: Outputs | None, dtype: 
     """One Check for each output tensor.
 
     Raises:
-        ValueError: If the two have not the same calls, tensors or shapes.
+        ValueError: If the two have not the same calls, tensors, shapes or dtypes.
     """
     checks = []
     for call, before in original.items():
         after = rewritten.get(call, [])
         if [t.shape for t in before] != [t.shape for t in after]:
             raise ValueError(f"{call} gives tensors of other shapes than before")
+        if [t.dtype for t in before] != [t.dtype for t in after]:
+            raise ValueError(f"{call} gives tensors of other dtypes than before")
         is_wide = wide is not None and call in wide
         judge = wide[call] if wide is not None and is_wide else before
         checks += [_check(call, b, a, j, dtype, is_wide) for b, a, j in zip(before, after, judge, strict=True)]
@@ -323,15 +325,30 @@ def compare(original: Outputs, rewritten: Outputs, wide: Outputs | None, dtype: 
 
 def _check(call: str, before: torch.Tensor, after: torch.Tensor, judge: torch.Tensor, dtype: torch.dtype,
            is_wide: bool) -> Check:  # fmt: skip
+    if not (before.is_floating_point() or before.is_complex()):
+        return Check(call, _unequal(before, after), 0.0, None)
     error = own = largest = 0.0
-    for b, a, j in _in_float64(before, after, judge):
+    for b, a, j in _in_float64(*map(_real, (before, after, judge))):
         finite = torch.isfinite(b)
-        if not torch.equal(finite, torch.isfinite(a)):
+        if not bool((finite & torch.isfinite(a) | (a == b) | a.isnan() & b.isnan()).all()):
             return Check(call, float("nan"), 0.0, None)
-        known = torch.isfinite(j) & finite
-        error, own = _larger(error, a - j, known), _larger(own, b - j, known)
-        largest = _larger(largest, j, known)
+        j = torch.where(torch.isfinite(j), j, b)  # where the judge has no number, the original's own is to be met
+        error, own = _larger(error, a - j, finite), _larger(own, b - j, finite)
+        largest = _larger(largest, j, finite)
     return Check(call, error, allowed(largest, own, dtype), own if is_wide else None)
+
+
+def _unequal(before: torch.Tensor, after: torch.Tensor) -> float:
+    """How far integers are apart, 0 only for equal ones: float64 does not tell all of them from each other."""
+    after = after.to(before.device)
+    if torch.equal(before, after):
+        return 0.0
+    return max([1.0, *(float((a - b).abs().max()) for b, a in _in_float64(before, after))])
+
+
+def _real(values: torch.Tensor) -> torch.Tensor:
+    """Numbers with their imaginary parts beside them, if they have such."""
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
 def allowed(largest: float, own: float, dtype: torch.dtype) -> float:

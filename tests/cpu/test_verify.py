@@ -67,6 +67,39 @@ def test_a_value_that_is_off_by_more_than_rounding_does_not_pass() -> None:
     assert verify.compare(before, after, None, torch.bfloat16)[0].passed
 
 
+INF, NAN = torch.inf, torch.nan
+OTHERS: dict[str, tuple[torch.Tensor, torch.Tensor]] = {
+    "imaginary part": (torch.tensor([1 + 2j]), torch.tensor([1 - 2j])),
+    "imaginary part of a conjugate": (torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j])),
+    "sign of an infinity": (torch.tensor([INF, 1.0]), torch.tensor([-INF, 1.0])),
+    "NaN for an infinity": (torch.tensor([-INF, 1.0]), torch.tensor([NAN, 1.0])),
+    "infinity for a NaN": (torch.tensor([NAN, 1.0]), torch.tensor([INF, 1.0])),
+    "near integers": (torch.tensor([1000, 7]), torch.tensor([1000, 8])),
+    "integers that are one in float64": (torch.tensor([2**60]), torch.tensor([2**60 + 1])),
+    "bools": (torch.tensor([True, False]), torch.tensor([True, True])),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), OTHERS.values(), ids=OTHERS)
+def test_what_no_rounding_explains_does_not_pass(before: torch.Tensor, after: torch.Tensor) -> None:
+    """In a dtype so coarse that a difference of floating-point numbers of that size would be one."""
+    for wide in (None, {"call": [before]}):
+        assert not verify.compare({"call": [before]}, {"call": [after]}, wide, torch.bfloat16)[0].passed
+        assert verify.compare({"call": [before]}, {"call": [before.clone()]}, wide, torch.bfloat16)[0].passed
+
+
+def test_where_the_wider_run_has_no_number_the_original_is_to_be_met() -> None:
+    before, far = torch.tensor([1.0, INF]), torch.tensor([2.0, INF])
+    for judge in (torch.tensor([NAN, 7e4]), torch.tensor([INF, -INF])):
+        assert verify.compare({"call": [before]}, {"call": [before]}, {"call": [judge]}, torch.float32)[0].passed
+        assert not verify.compare({"call": [before]}, {"call": [far]}, {"call": [judge]}, torch.float32)[0].passed
+
+
+def test_an_output_of_another_dtype_does_not_pass() -> None:
+    with pytest.raises(ValueError, match="call gives tensors of other dtypes than before"):
+        verify.compare({"call": [torch.ones(3)]}, {"call": [torch.ones(3).double()]}, None, torch.float32)
+
+
 @pytest.mark.parametrize(
     ("dtypes", "wide"),
     [
