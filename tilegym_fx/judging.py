@@ -8,10 +8,11 @@ one is still off, it is judged place by place (`places`), which no choice distur
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -92,13 +93,14 @@ def judged(rewriting: Rewriting, run: Run) -> Checked:
         return Checked(own.unlike)
     with _taken_back(rewriting):
         rewriting.prepare()
-        checks = verify.compare(own.outputs, run(model, of=own.outputs), own.wide.outputs, dtype)
+        outputs = run(model, of=own.outputs)
+        checks = verify.compare(own.outputs, outputs, own.wide.outputs, dtype)
         failed = [check for check in checks if not check.passed]
         if not failed:
             return Checked(checks, own.wide.why_not)
         if own.choices is None:
             raise VerifyError(f"{rewriting}: {failed[0]}")
-        return _judged_by_places(rewriting, run, own, own.choices, dtype, failed[0])
+        return _judged_by_places(rewriting, run, own, own.choices, _Failed(outputs, failed[0]), dtype)
 
 
 @dataclass(frozen=True)
@@ -158,15 +160,27 @@ def _following(choices: Choices, instead: Instead = lambda op: None) -> Choices:
     return Choices(choices.indices, instead)
 
 
+class _Failed(NamedTuple):
+    """A run of the rewritten model whose outputs are off, and the first that is."""
+
+    outputs: verify.Outputs
+    off: verify.Check
+
+
 def _judged_by_places(
-    rewriting: Rewriting, run: Run, own: _Original, choices: Choices, dtype: torch.dtype, off: verify.Check
+    rewriting: Rewriting, run: Run, own: _Original, choices: Choices, failed_run: _Failed, dtype: torch.dtype
 ) -> Checked:
-    """Each call of an op beside its reference; then the whole with the references in place of the kernels."""
-    places = Places(rewriting.model)
+    """Each call of an op beside its reference; then the whole with the references in place of the kernels.
+
+    What is found right in one run says nothing of another that gave other outputs.
+    """
+    places, off = Places(rewriting.model), failed_run.off
     try:
-        run(rewriting.model, of=own.outputs, around=places.call)
+        looked_at = run(rewriting.model, of=own.outputs, around=places.call)
     except WrongError as problem:
         raise VerifyError(f"{rewriting}: {problem} ({off})") from None
+    if unlike := [check for check in verify.compare(failed_run.outputs, looked_at, None, dtype) if not check.passed]:
+        raise VerifyError(f"{rewriting}: two runs of the rewritten model differ: {unlike[0]}")
     follow = _following(choices, _reference_of)
     try:
         outputs = run(rewriting.model, of=own.outputs, around=follow.call)
@@ -257,4 +271,9 @@ def wider_run(model: nn.Module, run: verify.Call) -> verify.Wider:
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    """What most elements of its parameters are in; none of a single byte is computed in, only stored."""
+    elements: Counter[torch.dtype] = Counter()
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.dtype.itemsize >= 2:
+            elements[parameter.dtype] += parameter.numel()
+    return max(elements, key=elements.__getitem__, default=torch.float32)

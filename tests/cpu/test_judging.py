@@ -12,7 +12,7 @@ from tiny_models import build
 
 from tilegym_fx import kernelize
 from tilegym_fx.errors import ExportError, VerifyError
-from tilegym_fx.judging import wider_run
+from tilegym_fx.judging import _dtype_of, wider_run
 from tilegym_fx.verify import compare, is_out_of_memory, run_module
 
 X = torch.linspace(-1, 1, 3 * emit_modules.WIDTH).reshape(3, -1)
@@ -116,3 +116,17 @@ def test_large_outputs_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     assert compare({"call": [before]}, {"call": [after]}, {"call": [wide]}, torch.float32) == whole
     known = torch.isfinite(before)
     assert whole[0].error == float((after.double() - wide)[known].abs().max())
+
+
+def of_parameters(*values: torch.Tensor) -> torch.nn.Module:
+    return torch.nn.ParameterList([torch.nn.Parameter(value, requires_grad=False) for value in values])
+
+
+def test_a_model_is_in_the_dtype_of_most_of_its_parameters() -> None:
+    """The first one may be a gain in float32 or codes in float8."""
+    gain, weight, bias = torch.ones(1), torch.ones(8, dtype=torch.bfloat16), torch.ones(7, dtype=torch.float16)
+    codes = torch.ones(99).to(torch.float8_e5m2)
+    assert _dtype_of(of_parameters(gain, weight, bias)) == torch.bfloat16
+    assert _dtype_of(of_parameters(codes, gain)) == torch.float32
+    assert _dtype_of(of_parameters(gain, bias, bias.clone(), weight)) == torch.float16
+    assert _dtype_of(of_parameters(codes, torch.ones(9, dtype=torch.long))) == torch.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +121,13 @@ def test_a_wrong_result_is_refused_and_named(plant: Planter, name: str, change: 
 def test_a_wrong_kernel_is_refused_and_named(plant: Planter, name: str, kernel: Any, said: str) -> None:
     plant(name, kernel)
     is_refused(said)
+
+
+def test_a_kernel_that_is_wrong_in_every_second_call_is_refused(plant: Planter) -> None:
+    """In the run that fails and not in the one that is looked at, or the other way about."""
+    calls = itertools.count()
+    plant.changed("rms_norm", lambda value: rounded_otherwise(value) * (1 if next(calls) % 2 else 3))
+    is_refused("two runs of the rewritten model differ: call: off by")
 
 
 @pytest.mark.parametrize("part", ["router", "experts", "last"])
