@@ -87,11 +87,11 @@ def judged(rewriting: Rewriting, run: Run) -> Checked:
     dtype = _dtype_of(model)
     with _own_code(model):
         own = _original(rewriting, run, dtype)
-    rewriting.put()
-    if own.unlike:
-        warnings.warn(f"tilegym_fx: {type(model).__name__}: {own.unlike[0]}", stacklevel=5)
-        return Checked(own.unlike)
     with _taken_back(rewriting):
+        rewriting.put()
+        if own.unlike:
+            warnings.warn(f"tilegym_fx: {type(model).__name__}: {own.unlike[0]}", stacklevel=5)
+            return Checked(own.unlike)
         rewriting.prepare()
         outputs = run(model, of=own.outputs)
         checks = verify.compare(own.outputs, outputs, own.wide.outputs, dtype)
@@ -230,6 +230,16 @@ def _own_code(model: nn.Module) -> Iterator[None]:
 
 
 _LOOK = "Call it with the same inputs to see where, or pass verify=False to have nothing run"
+
+
+def put_unjudged(rewriting: Rewriting) -> Checked:
+    """Put a rewriting on its model without running it, all or nothing."""
+    try:
+        rewriting.put()
+    except BaseException:
+        rewriting.take()
+        raise
+    return UNCHECKED
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from planted_kernels import Planter
 from tiny_models import build
 
 from tilegym_fx import kernelize
+from tilegym_fx.apply import watch
 from tilegym_fx.errors import ExportError, VerifyError
 from tilegym_fx.judging import _dtype_of, wider_run
 from tilegym_fx.verify import compare, is_out_of_memory, run_module
@@ -65,6 +66,42 @@ def test_a_wider_run_without_memory_is_no_fault_of_the_code() -> None:
         raise RuntimeError(LAUNCH)
 
     assert wider_run(emit_modules.Norm(), full).why_not == "a run of it in torch.float64 needs more memory than is free"
+
+
+class Pair(torch.nn.Module):
+    """Two modules to put something on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = emit_modules.Norm(), emit_modules.Norm()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(self.one(x))
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("within", [False, True])
+def test_a_model_that_is_half_rewritten_is_put_back(
+    monkeypatch: pytest.MonkeyPatch, verify: bool, problem: type[BaseException], within: bool
+) -> None:
+    """Between two modules, and within the second one."""
+    bind, bound = watch.bind, []
+
+    def stopped(module: torch.nn.Module, *rest: Any) -> None:
+        if within or not bound:
+            bind(module, *rest)
+        bound.append(module)
+        if len(bound) == 2:
+            raise problem
+
+    monkeypatch.setattr(watch, "bind", stopped)
+    model = Pair()
+    classes = [type(module) for module in model.modules()]
+    with pytest.raises((problem, VerifyError)):
+        kernelize(model, inputs=X, verify=verify)
+    assert len(bound) == 2
+    assert [type(module) for module in model.modules()] == classes
 
 
 class Flaky(emit_modules.WithNorm):
