@@ -231,7 +231,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
     A model that remembers something of a call, or draws in it, gives the same again only from the same start.
     """
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [(once, once.clone()) for once in map(_once, model.buffers())]
     try:
         with unchanged(model), torch.random.fork_rng(_gpus(model)):
             model.eval()
@@ -239,6 +239,14 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for buffer, kept in buffers:
             buffer.copy_(kept)
+
+
+def _once(buffer: torch.Tensor) -> torch.Tensor:
+    """A view of a buffer without what `expand` repeats, which torch refuses to write to."""
+    if buffer.layout is torch.strided:
+        for dim, (size, stride) in enumerate(zip(buffer.shape, buffer.stride(), strict=True)):
+            buffer = buffer.narrow(dim, 0, 1) if size > 1 and stride == 0 else buffer
+    return buffer
 
 
 def _gpus(model: nn.Module) -> list[int]:

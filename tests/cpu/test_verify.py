@@ -158,6 +158,28 @@ def test_a_model_that_is_unlike_itself_passes_no_check() -> None:
     assert "cannot be verified, as two runs of the original are" in str(found[0])
 
 
+class Counting(nn.Module):
+    """Counts its calls in memory of which a buffer is made by repetition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ids", torch.arange(4.0).view(1, 4, 1).expand(3, 4, 2))
+        self.register_buffer("none", torch.arange(4).expand(0, 4))
+        self.register_buffer("sparse", torch.eye(3).to_sparse())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.ids[0, :, 0] += 1
+        return x + self.ids.sum()
+
+
+def test_a_buffer_of_repeated_memory_is_put_back() -> None:
+    model = Counting()
+    for _ in range(2):
+        assert torch.equal(call(model)["call"][0], torch.full((2, emit_modules.WIDTH), 61.0))
+    assert torch.equal(model.ids, torch.arange(4.0).view(1, 4, 1).expand(3, 4, 2))
+    assert model.ids.stride() == (0, 1, 0)
+
+
 X = torch.linspace(-1, 1, 3 * emit_modules.WIDTH).reshape(3, -1)
 
 
