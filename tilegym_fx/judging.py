@@ -190,7 +190,10 @@ def _judged_by_places(
         follow = Choices(instead=_reference_of)  # it cannot follow, so that its own choices have to be the same
         outputs = run(rewriting.model, of=own.outputs, around=follow.call)
     checks = verify.compare(own.outputs, outputs, own.wide.outputs, dtype)
-    failed = [check for check in (*checks, *_chosen(follow, own, dtype)) if not check.passed]
+    try:
+        failed = [check for check in (*checks, *_chosen(follow, own, dtype)) if not check.passed]
+    except UnlikeError as problem:
+        raise VerifyError(f"{rewriting}, with references in place of kernels: {problem} ({off})") from None
     if failed or not places.seen:
         raise VerifyError(f"{rewriting}, also with references in place of kernels: {(*failed, off)[0]}")
     return Checked(checks, own.wide.why_not, (
@@ -204,9 +207,15 @@ def _reference_of(overload: Any) -> Callable[..., Any] | None:
 
 
 def _chosen(follow: Choices, own: _Original, dtype: torch.dtype) -> Iterator[verify.Check]:
-    """How far the scores of the rewritten model speak against the choices that it followed: no more than rounding."""
+    """How far the scores of the rewritten model speak against the choices that it followed: no more than rounding.
+
+    Raises:
+        UnlikeError: It chose by itself, and more often than the original, so that there is nothing to hold that to.
+    """
     wide = {} if own.wide.outputs is None or own.against is None else own.against.made
     for call, made in follow.made.items():
+        if call in wide and len(made) > len(wide[call]):
+            raise UnlikeError(f"{call} chooses {len(made)} times, {len(wide[call])} before")
         for n, choice in enumerate(made):
             theirs = wide[call][n].against if call in wide else None
             allowed = verify.allowed(choice.largest, theirs or 0.0, dtype)

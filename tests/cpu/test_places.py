@@ -130,6 +130,17 @@ def test_a_kernel_that_is_wrong_in_every_second_call_is_refused(plant: Planter) 
     is_refused("two runs of the rewritten model differ: call: off by")
 
 
+def test_references_that_choose_more_often_are_told_so(plant: Planter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reference_of(overload: Any) -> Any:
+        op = ops.behind(overload)
+        if op is None or op.name != "router_topk_softmax":
+            return None if op is None else op.reference
+        return lambda logits, k: (logits.argmax(-1), op.reference(logits, k))[1]
+
+    monkeypatch.setattr("tilegym_fx.judging._reference_of", reference_of)
+    is_refused(r"with references in place of kernels: call chooses 2 times, 1 before \(call: off by")
+
+
 @pytest.mark.parametrize("part", ["router", "experts", "last"])
 def test_a_wrong_rewriting_of_right_kernels_is_refused(
     plant: Planter, part: str, monkeypatch: pytest.MonkeyPatch
