@@ -185,7 +185,7 @@ def run_module(
     model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *,
     of: Collection[str] | None = None, around: Around = nullcontext,
 ) -> Outputs:  # fmt: skip
-    """Every tensor that one call of any module gives. The call gets copies: it may change what it is given.
+    """Every tensor that one call of any module gives, or leaves in its inputs. It gets copies, which it may change.
 
     Args:
         model: The module.
@@ -197,7 +197,9 @@ def run_module(
     Raises:
         CallError: The call must run, and fails.
     """
-    own_args, own_kwargs = tree_map(_copied, (tuple(args), kwargs))
+    given = (tuple(args), kwargs)
+    own_args, own_kwargs = own = tree_map(_copied, given)
+    inputs = list(zip(tree_leaves(given), tree_leaves(own), strict=True))
     with torch.no_grad(), _evaluating(model):
         try:
             with around("call"):
@@ -206,7 +208,23 @@ def run_module(
             if of is None:
                 raise
             raise CallError("call", problem) from problem
-    return {"call": [_kept(t) for t in tree_leaves(result) if isinstance(t, torch.Tensor)]}
+    outputs = {"call": [_kept(t) for t in tree_leaves(result) if isinstance(t, torch.Tensor)]}
+    for place, (before, after) in enumerate(inputs):
+        name = f"input {place} after the call"
+        if isinstance(after, torch.Tensor) and (_is_changed(before, after) or (of is not None and name in of)):
+            outputs[name] = [_kept(after)]
+    return outputs
+
+
+def _is_changed(before: torch.Tensor, after: torch.Tensor) -> bool:
+    if (before.shape, before.dtype, before.layout) != (after.shape, after.dtype, after.layout):
+        return True
+    return before.layout is torch.strided and not torch.equal(_bytes(before), _bytes(after))
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    """What a tensor is to a comparison that also takes NaN, and dtypes without arithmetic."""
+    return values.detach().resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
 
 
 def _kept(output: torch.Tensor) -> torch.Tensor:
@@ -318,6 +336,8 @@ def compare(original: Outputs, rewritten: Outputs, wide: Outputs | None, dtype: 
     Raises:
         ValueError: If the two have not the same calls, tensors, shapes or dtypes.
     """
+    if more := rewritten.keys() - original.keys():
+        raise ValueError(f"{min(more)} is something else than before, which the original leaves alone")
     checks = []
     for call, before in original.items():
         after = rewritten.get(call, [])

@@ -9,6 +9,7 @@ from typing import Any
 import emit_modules
 import pytest
 import torch
+from planted_kernels import Planter
 from torch import nn
 
 from tilegym_fx import kernelize, live, report, verify
@@ -178,6 +179,47 @@ def test_a_buffer_of_repeated_memory_is_put_back() -> None:
         assert torch.equal(call(model)["call"][0], torch.full((2, emit_modules.WIDTH), 61.0))
     assert torch.equal(model.ids, torch.arange(4.0).view(1, 4, 1).expand(3, 4, 2))
     assert model.ids.stride() == (0, 1, 0)
+
+
+class Leaving(nn.Module):
+    """Leaves its result in the last tensor of those that it is given, or in none."""
+
+    def __init__(self, leaves: bool = True) -> None:
+        super().__init__()
+        self.norm = emit_modules.Norm()
+        self.leaves = leaves
+
+    def forward(self, x: torch.Tensor, into: dict[str, torch.Tensor]) -> None:
+        if self.leaves:
+            into["y"].copy_(self.norm(x))
+
+
+def left(model: nn.Module, y: torch.Tensor, of: verify.Outputs | None = None) -> verify.Outputs:
+    return verify.run_module(model, (X,), {"into": {"x": X, "y": y}}, of=of)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_what_a_module_leaves_in_its_inputs_is_compared(dtype: torch.dtype) -> None:
+    y = torch.full_like(X, NAN).to(dtype)
+    before, name = left(Leaving(), y), "input 2 after the call"
+    assert list(before) == ["call", name]
+    assert bool(y.to(torch.complex64).isnan().all())
+    assert all(check.passed for check in verify.compare(before, left(Leaving(), y, before), None, torch.float32))
+    none = left(Leaving(leaves=False), y, before)
+    assert [check.call for check in verify.compare(before, none, None, torch.float32) if not check.passed] == [name]
+    assert list(left(Leaving(leaves=False), y)) == ["call"]
+    with pytest.raises(ValueError, match=f"{name} is something else than before"):
+        verify.compare({"call": []}, before, None, torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:tilegym_fx")
+def test_a_wrong_result_in_an_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant = Planter(monkeypatch)
+    inputs = {"x": X, "into": {"x": X, "y": torch.zeros_like(X)}}
+    assert report(kernelize(Leaving(), inputs=inputs, strict=True)).counts() == {"rms_norm": 1}
+    plant.changed("rms_norm", lambda value: value * 1.5)
+    with pytest.raises(VerifyError, match="input 2 after the call: off by"):
+        kernelize(Leaving(), inputs=inputs, strict=True)
 
 
 X = torch.linspace(-1, 1, 3 * emit_modules.WIDTH).reshape(3, -1)
