@@ -50,6 +50,7 @@ class Checked:
 
 UNCHECKED = Checked()
 _NO_CHOICES = Choices()
+_NOTHING = "nothing could be compared, as no call gives a tensor with elements, or leaves one in its inputs"
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ def judged(rewriting: Rewriting, run: Run) -> Checked:
         outputs = run(model, of=own.outputs)
         checks = verify.compare(own.outputs, outputs, own.wide.outputs, dtype)
         failed = [check for check in checks if not check.passed]
+        if not any(output.numel() for given in own.outputs.values() for output in given):
+            warnings.warn(f"tilegym_fx: {type(model).__name__}: {_NOTHING}", stacklevel=5)
         if not failed:
             return Checked(checks, own.wide.why_not)
         if own.choices is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import emit_modules
@@ -102,6 +103,31 @@ def test_a_model_that_is_half_rewritten_is_put_back(
         kernelize(model, inputs=X, verify=verify)
     assert len(bound) == 2
     assert [type(module) for module in model.modules()] == classes
+
+
+class GivingNothing(emit_modules.WithNorm):
+    """Gives so many rows of its result, or keeps it all."""
+
+    def __init__(self, rows: int | None) -> None:
+        super().__init__()
+        self.rows = rows
+        self.register_buffer("kept", torch.zeros_like(X))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | None:
+        normed = self.norm(x)
+        if self.rows is not None:
+            return normed[: self.rows]
+        self.kept.copy_(normed)
+        return None
+
+
+@pytest.mark.parametrize("rows", [None, 0, 1])
+def test_where_nothing_is_compared_is_told_so(rows: int | None) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        kernelize(GivingNothing(rows), inputs=X, strict=True)
+    said = [warning for warning in told if "GivingNothing: nothing could be compared" in str(warning.message)]
+    assert [warning.filename for warning in said] == ([] if rows else [__file__])
 
 
 class Flaky(emit_modules.WithNorm):
