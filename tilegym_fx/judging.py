@@ -293,9 +293,12 @@ def wider_run(model: nn.Module, run: verify.Call) -> verify.Wider:
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:
-    """What most elements of its parameters are in; none of a single byte is computed in, only stored."""
+    """What most elements of its parameters are in, of two with as many the finer one.
+
+    None of a single byte is computed in, only stored.
+    """
     elements: Counter[torch.dtype] = Counter()
     for parameter in model.parameters():
         if parameter.is_floating_point() and parameter.dtype.itemsize >= 2:
             elements[parameter.dtype] += parameter.numel()
-    return max(elements, key=elements.__getitem__, default=torch.float32)
+    return max(elements, key=lambda dtype: (elements[dtype], -torch.finfo(dtype).eps), default=torch.float32)

@@ -191,5 +191,6 @@ def test_a_model_is_in_the_dtype_of_most_of_its_parameters() -> None:
     codes = torch.ones(99).to(torch.float8_e5m2)
     assert _dtype_of(of_parameters(gain, weight, bias)) == torch.bfloat16
     assert _dtype_of(of_parameters(codes, gain)) == torch.float32
+    assert _dtype_of(of_parameters(weight[:1], gain)) == torch.float32
     assert _dtype_of(of_parameters(gain, bias, bias.clone(), weight)) == torch.float16
     assert _dtype_of(of_parameters(codes, torch.ones(9, dtype=torch.long))) == torch.float32

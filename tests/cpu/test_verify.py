@@ -208,8 +208,8 @@ def test_what_a_module_leaves_in_its_inputs_is_compared(dtype: torch.dtype) -> N
     none = left(Leaving(leaves=False), y, before)
     assert [check.call for check in verify.compare(before, none, None, torch.float32) if not check.passed] == [name]
     assert list(left(Leaving(leaves=False), y)) == ["call"]
-    with pytest.raises(ValueError, match=f"{name} is something else than before"):
-        verify.compare({"call": []}, before, None, torch.float32)
+    found = verify.compare({"call": []}, before, None, torch.float32)
+    assert [str(check) for check in found if not check.passed] == [f"{name}: off by inf, 0 allowed"]
 
 
 @pytest.mark.filterwarnings("ignore:tilegym_fx")
