@@ -8,10 +8,11 @@ one is still off, it is judged place by place (`places`), which no choice distur
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -49,6 +50,7 @@ class Checked:
 
 UNCHECKED = Checked()
 _NO_CHOICES = Choices()
+_NOTHING = "nothing could be compared, as no call gives a tensor with elements, or leaves one in its inputs"
 
 
 @dataclass(frozen=True)
@@ -86,19 +88,22 @@ def judged(rewriting: Rewriting, run: Run) -> Checked:
     dtype = _dtype_of(model)
     with _own_code(model):
         own = _original(rewriting, run, dtype)
-    rewriting.put()
-    if own.unlike:
-        warnings.warn(f"tilegym_fx: {type(model).__name__}: {own.unlike[0]}", stacklevel=5)
-        return Checked(own.unlike)
     with _taken_back(rewriting):
+        rewriting.put()
+        if own.unlike:
+            warnings.warn(f"tilegym_fx: {type(model).__name__}: {own.unlike[0]}", stacklevel=5)
+            return Checked(own.unlike)
         rewriting.prepare()
-        checks = verify.compare(own.outputs, run(model, of=own.outputs), own.wide.outputs, dtype)
+        outputs = run(model, of=own.outputs)
+        checks = verify.compare(own.outputs, outputs, own.wide.outputs, dtype)
         failed = [check for check in checks if not check.passed]
+        if not any(output.numel() for given in own.outputs.values() for output in given):
+            warnings.warn(f"tilegym_fx: {type(model).__name__}: {_NOTHING}", stacklevel=5)
         if not failed:
             return Checked(checks, own.wide.why_not)
         if own.choices is None:
             raise VerifyError(f"{rewriting}: {failed[0]}")
-        return _judged_by_places(rewriting, run, own, own.choices, dtype, failed[0])
+        return _judged_by_places(rewriting, run, own, own.choices, _Failed(outputs, failed[0]), dtype)
 
 
 @dataclass(frozen=True)
@@ -158,15 +163,27 @@ def _following(choices: Choices, instead: Instead = lambda op: None) -> Choices:
     return Choices(choices.indices, instead)
 
 
+class _Failed(NamedTuple):
+    """A run of the rewritten model whose outputs are off, and the first that is."""
+
+    outputs: verify.Outputs
+    off: verify.Check
+
+
 def _judged_by_places(
-    rewriting: Rewriting, run: Run, own: _Original, choices: Choices, dtype: torch.dtype, off: verify.Check
+    rewriting: Rewriting, run: Run, own: _Original, choices: Choices, failed_run: _Failed, dtype: torch.dtype
 ) -> Checked:
-    """Each call of an op beside its reference; then the whole with the references in place of the kernels."""
-    places = Places(rewriting.model)
+    """Each call of an op beside its reference; then the whole with the references in place of the kernels.
+
+    What is found right in one run says nothing of another that gave other outputs.
+    """
+    places, off = Places(rewriting.model), failed_run.off
     try:
-        run(rewriting.model, of=own.outputs, around=places.call)
+        looked_at = run(rewriting.model, of=own.outputs, around=places.call)
     except WrongError as problem:
         raise VerifyError(f"{rewriting}: {problem} ({off})") from None
+    if unlike := [check for check in verify.compare(failed_run.outputs, looked_at, None, dtype) if not check.passed]:
+        raise VerifyError(f"{rewriting}: two runs of the rewritten model differ: {unlike[0]}")
     follow = _following(choices, _reference_of)
     try:
         outputs = run(rewriting.model, of=own.outputs, around=follow.call)
@@ -176,7 +193,10 @@ def _judged_by_places(
         follow = Choices(instead=_reference_of)  # it cannot follow, so that its own choices have to be the same
         outputs = run(rewriting.model, of=own.outputs, around=follow.call)
     checks = verify.compare(own.outputs, outputs, own.wide.outputs, dtype)
-    failed = [check for check in (*checks, *_chosen(follow, own, dtype)) if not check.passed]
+    try:
+        failed = [check for check in (*checks, *_chosen(follow, own, dtype)) if not check.passed]
+    except UnlikeError as problem:
+        raise VerifyError(f"{rewriting}, with references in place of kernels: {problem} ({off})") from None
     if failed or not places.seen:
         raise VerifyError(f"{rewriting}, also with references in place of kernels: {(*failed, off)[0]}")
     return Checked(checks, own.wide.why_not, (
@@ -190,9 +210,15 @@ def _reference_of(overload: Any) -> Callable[..., Any] | None:
 
 
 def _chosen(follow: Choices, own: _Original, dtype: torch.dtype) -> Iterator[verify.Check]:
-    """How far the scores of the rewritten model speak against the choices that it followed: no more than rounding."""
+    """How far the scores of the rewritten model speak against the choices that it followed: no more than rounding.
+
+    Raises:
+        UnlikeError: It chose by itself, and more often than the original, so that there is nothing to hold that to.
+    """
     wide = {} if own.wide.outputs is None or own.against is None else own.against.made
     for call, made in follow.made.items():
+        if call in wide and len(made) > len(wide[call]):
+            raise UnlikeError(f"{call} chooses {len(made)} times, {len(wide[call])} before")
         for n, choice in enumerate(made):
             theirs = wide[call][n].against if call in wide else None
             allowed = verify.allowed(choice.largest, theirs or 0.0, dtype)
@@ -216,6 +242,16 @@ def _own_code(model: nn.Module) -> Iterator[None]:
 
 
 _LOOK = "Call it with the same inputs to see where, or pass verify=False to have nothing run"
+
+
+def put_unjudged(rewriting: Rewriting) -> Checked:
+    """Put a rewriting on its model without running it, all or nothing."""
+    try:
+        rewriting.put()
+    except BaseException:
+        rewriting.take()
+        raise
+    return UNCHECKED
 
 
 @contextmanager
@@ -257,4 +293,12 @@ def wider_run(model: nn.Module, run: verify.Call) -> verify.Wider:
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    """What most elements of its parameters are in, of two with as many the finer one.
+
+    None of a single byte is computed in, only stored.
+    """
+    elements: Counter[torch.dtype] = Counter()
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.dtype.itemsize >= 2:
+            elements[parameter.dtype] += parameter.numel()
+    return max(elements, key=lambda dtype: (elements[dtype], -torch.finfo(dtype).eps), default=torch.float32)

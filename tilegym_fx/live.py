@@ -26,7 +26,7 @@ from .errors import ExportError, MatchError, UsageError, VerifyError
 from .export import MODEL_ERRORS, cache_of
 from .export.trace import describe
 from .folder_form import emitted_path, make_emitted_folder, refuse_foreign
-from .judging import UNCHECKED, Checked, Rewriting, Run, judged, wider_run
+from .judging import UNCHECKED, Checked, Rewriting, Run, judged, put_unjudged, wider_run
 from .live_report import Report
 from .ops import lower_as_calls, tell_of_references, what_runs
 from .planner import BATCH, Call, is_meta, model_device, plan_source_form, split_inputs
@@ -149,16 +149,13 @@ def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool, choose
     if not made.text:
         return UNCHECKED
     module = binding.load(made.text)
-    if not verify or is_meta(model):
-        binding.apply(module, model)
-        return UNCHECKED
     used = {written.match.definition for written in made.written}
+    rewriting = Rewriting(model, used, lambda: binding.apply(module, model), lambda: binding.restore(model), chooses)
+    if not verify or is_meta(model):
+        return put_unjudged(rewriting)
     with compilers(model, made.text) as compile_kernels:
-        rewriting = Rewriting(
-            model, used, lambda: binding.apply(module, model), lambda: binding.restore(model),
-            chooses, lambda: compile_kernels(_calls(model, inputs)),
-        )  # fmt: skip
-        return judged(rewriting, _runner(model, inputs))
+        prepared = replace(rewriting, prepare=lambda: compile_kernels(_calls(model, inputs)))
+        return judged(prepared, _runner(model, inputs))
 
 
 def _runner(model: nn.Module, inputs: Any) -> Run:

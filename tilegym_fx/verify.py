@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from .errors import VerifyError
-from .export import MODEL_ERRORS, describe
+from .export import MODEL_ERRORS, describe, once
 from .export.trace import unchanged
 
 #: How much farther from the wider run than the original the rewritten model may be.
@@ -185,7 +185,7 @@ def run_module(
     model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *,
     of: Collection[str] | None = None, around: Around = nullcontext,
 ) -> Outputs:  # fmt: skip
-    """Every tensor that one call of any module gives. The call gets copies: it may change what it is given.
+    """Every tensor that one call of any module gives, or leaves in its inputs. It gets copies, which it may change.
 
     Args:
         model: The module.
@@ -197,7 +197,9 @@ def run_module(
     Raises:
         CallError: The call must run, and fails.
     """
-    own_args, own_kwargs = tree_map(_copied, (tuple(args), kwargs))
+    given = (tuple(args), kwargs)
+    own_args, own_kwargs = own = tree_map(_copied, given)
+    inputs = list(zip(tree_leaves(given), tree_leaves(own), strict=True))
     with torch.no_grad(), _evaluating(model):
         try:
             with around("call"):
@@ -206,7 +208,23 @@ def run_module(
             if of is None:
                 raise
             raise CallError("call", problem) from problem
-    return {"call": [_kept(t) for t in tree_leaves(result) if isinstance(t, torch.Tensor)]}
+    outputs = {"call": [_kept(t) for t in tree_leaves(result) if isinstance(t, torch.Tensor)]}
+    for place, (before, after) in enumerate(inputs):
+        name = f"input {place} after the call"
+        if isinstance(after, torch.Tensor) and (_is_changed(before, after) or (of is not None and name in of)):
+            outputs[name] = [_kept(after)]
+    return outputs
+
+
+def _is_changed(before: torch.Tensor, after: torch.Tensor) -> bool:
+    if (before.shape, before.dtype, before.layout) != (after.shape, after.dtype, after.layout):
+        return True
+    return before.layout is torch.strided and not torch.equal(_bytes(before), _bytes(after))
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    """What a tensor is to a comparison that also takes NaN, and dtypes without arithmetic."""
+    return values.detach().resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
 
 
 def _kept(output: torch.Tensor) -> torch.Tensor:
@@ -236,7 +254,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
     A model that remembers something of a call, or draws in it, gives the same again only from the same start.
     """
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [(buffer, buffer.clone()) for buffer in map(once, model.buffers())]
     try:
         with unchanged(model), torch.random.fork_rng(_gpus(model)):
             model.eval()
@@ -313,30 +331,48 @@ def compare(original: Outputs, rewritten: Outputs, wide: Outputs | None, dtype: 
     """One Check for each output tensor.
 
     Raises:
-        ValueError: If the two have not the same calls, tensors or shapes.
+        ValueError: If the two have not the same calls, tensors, shapes or dtypes.
     """
     checks = []
     for call, before in original.items():
         after = rewritten.get(call, [])
         if [t.shape for t in before] != [t.shape for t in after]:
             raise ValueError(f"{call} gives tensors of other shapes than before")
+        if [t.dtype for t in before] != [t.dtype for t in after]:
+            raise ValueError(f"{call} gives tensors of other dtypes than before")
         is_wide = wide is not None and call in wide
         judge = wide[call] if wide is not None and is_wide else before
         checks += [_check(call, b, a, j, dtype, is_wide) for b, a, j in zip(before, after, judge, strict=True)]
-    return checks
+    # What the original leaves alone, as an input that it does not write to, is to be left alone.
+    return checks + [Check(call, float("inf"), 0.0, None) for call in rewritten if call not in original]
 
 
 def _check(call: str, before: torch.Tensor, after: torch.Tensor, judge: torch.Tensor, dtype: torch.dtype,
            is_wide: bool) -> Check:  # fmt: skip
+    if not (before.is_floating_point() or before.is_complex()):
+        return Check(call, _unequal(before, after), 0.0, None)
     error = own = largest = 0.0
-    for b, a, j in _in_float64(before, after, judge):
+    for b, a, j in _in_float64(*map(_real, (before, after, judge))):
         finite = torch.isfinite(b)
-        if not torch.equal(finite, torch.isfinite(a)):
+        if not bool((finite & torch.isfinite(a) | (a == b) | a.isnan() & b.isnan()).all()):
             return Check(call, float("nan"), 0.0, None)
-        known = torch.isfinite(j) & finite
-        error, own = _larger(error, a - j, known), _larger(own, b - j, known)
-        largest = _larger(largest, j, known)
+        j = torch.where(torch.isfinite(j), j, b)  # where the judge has no number, the original's own is to be met
+        error, own = _larger(error, a - j, finite), _larger(own, b - j, finite)
+        largest = _larger(largest, j, finite)
     return Check(call, error, allowed(largest, own, dtype), own if is_wide else None)
+
+
+def _unequal(before: torch.Tensor, after: torch.Tensor) -> float:
+    """How far integers are apart, 0 only for equal ones: float64 does not tell all of them from each other."""
+    after = after.to(before.device)
+    if torch.equal(before, after):
+        return 0.0
+    return max([1.0, *(float((a - b).abs().max()) for b, a in _in_float64(before, after))])
+
+
+def _real(values: torch.Tensor) -> torch.Tensor:
+    """Numbers with their imaginary parts beside them, if they have such."""
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
 def allowed(largest: float, own: float, dtype: torch.dtype) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import emit_modules
@@ -11,8 +12,9 @@ from planted_kernels import Planter
 from tiny_models import build
 
 from tilegym_fx import kernelize
+from tilegym_fx.apply import watch
 from tilegym_fx.errors import ExportError, VerifyError
-from tilegym_fx.judging import wider_run
+from tilegym_fx.judging import _dtype_of, wider_run
 from tilegym_fx.verify import compare, is_out_of_memory, run_module
 
 X = torch.linspace(-1, 1, 3 * emit_modules.WIDTH).reshape(3, -1)
@@ -67,6 +69,67 @@ def test_a_wider_run_without_memory_is_no_fault_of_the_code() -> None:
     assert wider_run(emit_modules.Norm(), full).why_not == "a run of it in torch.float64 needs more memory than is free"
 
 
+class Pair(torch.nn.Module):
+    """Two modules to put something on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = emit_modules.Norm(), emit_modules.Norm()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(self.one(x))
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("within", [False, True])
+def test_a_model_that_is_half_rewritten_is_put_back(
+    monkeypatch: pytest.MonkeyPatch, verify: bool, problem: type[BaseException], within: bool
+) -> None:
+    """Between two modules, and within the second one."""
+    bind, bound = watch.bind, []
+
+    def stopped(module: torch.nn.Module, *rest: Any) -> None:
+        if within or not bound:
+            bind(module, *rest)
+        bound.append(module)
+        if len(bound) == 2:
+            raise problem
+
+    monkeypatch.setattr(watch, "bind", stopped)
+    model = Pair()
+    classes = [type(module) for module in model.modules()]
+    with pytest.raises((problem, VerifyError)):
+        kernelize(model, inputs=X, verify=verify)
+    assert len(bound) == 2
+    assert [type(module) for module in model.modules()] == classes
+
+
+class GivingNothing(emit_modules.WithNorm):
+    """Gives so many rows of its result, or keeps it all."""
+
+    def __init__(self, rows: int | None) -> None:
+        super().__init__()
+        self.rows = rows
+        self.register_buffer("kept", torch.zeros_like(X))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | None:
+        normed = self.norm(x)
+        if self.rows is not None:
+            return normed[: self.rows]
+        self.kept.copy_(normed)
+        return None
+
+
+@pytest.mark.parametrize("rows", [None, 0, 1])
+def test_where_nothing_is_compared_is_told_so(rows: int | None) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        kernelize(GivingNothing(rows), inputs=X, strict=True)
+    said = [warning for warning in told if "GivingNothing: nothing could be compared" in str(warning.message)]
+    assert [warning.filename for warning in said] == ([] if rows else [__file__])
+
+
 class Flaky(emit_modules.WithNorm):
     """Runs so many times."""
 
@@ -116,3 +179,18 @@ def test_large_outputs_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     assert compare({"call": [before]}, {"call": [after]}, {"call": [wide]}, torch.float32) == whole
     known = torch.isfinite(before)
     assert whole[0].error == float((after.double() - wide)[known].abs().max())
+
+
+def of_parameters(*values: torch.Tensor) -> torch.nn.Module:
+    return torch.nn.ParameterList([torch.nn.Parameter(value, requires_grad=False) for value in values])
+
+
+def test_a_model_is_in_the_dtype_of_most_of_its_parameters() -> None:
+    """The first one may be a gain in float32 or codes in float8."""
+    gain, weight, bias = torch.ones(1), torch.ones(8, dtype=torch.bfloat16), torch.ones(7, dtype=torch.float16)
+    codes = torch.ones(99).to(torch.float8_e5m2)
+    assert _dtype_of(of_parameters(gain, weight, bias)) == torch.bfloat16
+    assert _dtype_of(of_parameters(codes, gain)) == torch.float32
+    assert _dtype_of(of_parameters(weight[:1], gain)) == torch.float32
+    assert _dtype_of(of_parameters(gain, bias, bias.clone(), weight)) == torch.float16
+    assert _dtype_of(of_parameters(codes, torch.ones(9, dtype=torch.long))) == torch.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +121,24 @@ def test_a_wrong_result_is_refused_and_named(plant: Planter, name: str, change: 
 def test_a_wrong_kernel_is_refused_and_named(plant: Planter, name: str, kernel: Any, said: str) -> None:
     plant(name, kernel)
     is_refused(said)
+
+
+def test_a_kernel_that_is_wrong_in_every_second_call_is_refused(plant: Planter) -> None:
+    """In the run that fails and not in the one that is looked at, or the other way about."""
+    calls = itertools.count()
+    plant.changed("rms_norm", lambda value: rounded_otherwise(value) * (1 if next(calls) % 2 else 3))
+    is_refused("two runs of the rewritten model differ: call: off by")
+
+
+def test_references_that_choose_more_often_are_told_so(plant: Planter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reference_of(overload: Any) -> Any:
+        op = ops.behind(overload)
+        if op is None or op.name != "router_topk_softmax":
+            return None if op is None else op.reference
+        return lambda logits, k: (logits.argmax(-1), op.reference(logits, k))[1]
+
+    monkeypatch.setattr("tilegym_fx.judging._reference_of", reference_of)
+    is_refused(r"with references in place of kernels: call chooses 2 times, 1 before \(call: off by")
 
 
 @pytest.mark.parametrize("part", ["router", "experts", "last"])

@@ -9,6 +9,7 @@ from typing import Any
 import emit_modules
 import pytest
 import torch
+from planted_kernels import Planter
 from torch import nn
 
 from tilegym_fx import kernelize, live, report, verify
@@ -67,6 +68,39 @@ def test_a_value_that_is_off_by_more_than_rounding_does_not_pass() -> None:
     assert verify.compare(before, after, None, torch.bfloat16)[0].passed
 
 
+INF, NAN = torch.inf, torch.nan
+OTHERS: dict[str, tuple[torch.Tensor, torch.Tensor]] = {
+    "imaginary part": (torch.tensor([1 + 2j]), torch.tensor([1 - 2j])),
+    "imaginary part of a conjugate": (torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j])),
+    "sign of an infinity": (torch.tensor([INF, 1.0]), torch.tensor([-INF, 1.0])),
+    "NaN for an infinity": (torch.tensor([-INF, 1.0]), torch.tensor([NAN, 1.0])),
+    "infinity for a NaN": (torch.tensor([NAN, 1.0]), torch.tensor([INF, 1.0])),
+    "near integers": (torch.tensor([1000, 7]), torch.tensor([1000, 8])),
+    "integers that are one in float64": (torch.tensor([2**60]), torch.tensor([2**60 + 1])),
+    "bools": (torch.tensor([True, False]), torch.tensor([True, True])),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), OTHERS.values(), ids=OTHERS)
+def test_what_no_rounding_explains_does_not_pass(before: torch.Tensor, after: torch.Tensor) -> None:
+    """In a dtype so coarse that a difference of floating-point numbers of that size would be one."""
+    for wide in (None, {"call": [before]}):
+        assert not verify.compare({"call": [before]}, {"call": [after]}, wide, torch.bfloat16)[0].passed
+        assert verify.compare({"call": [before]}, {"call": [before.clone()]}, wide, torch.bfloat16)[0].passed
+
+
+def test_where_the_wider_run_has_no_number_the_original_is_to_be_met() -> None:
+    before, far = torch.tensor([1.0, INF]), torch.tensor([2.0, INF])
+    for judge in (torch.tensor([NAN, 7e4]), torch.tensor([INF, -INF])):
+        assert verify.compare({"call": [before]}, {"call": [before]}, {"call": [judge]}, torch.float32)[0].passed
+        assert not verify.compare({"call": [before]}, {"call": [far]}, {"call": [judge]}, torch.float32)[0].passed
+
+
+def test_an_output_of_another_dtype_does_not_pass() -> None:
+    with pytest.raises(ValueError, match="call gives tensors of other dtypes than before"):
+        verify.compare({"call": [torch.ones(3)]}, {"call": [torch.ones(3).double()]}, None, torch.float32)
+
+
 @pytest.mark.parametrize(
     ("dtypes", "wide"),
     [
@@ -123,6 +157,69 @@ def test_a_model_that_is_unlike_itself_passes_no_check() -> None:
     found = verify.apart(call(model), call(model), torch.float32)
     assert [check.passed for check in found] == [False]
     assert "cannot be verified, as two runs of the original are" in str(found[0])
+
+
+class Counting(nn.Module):
+    """Counts its calls in memory of which a buffer is made by repetition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ids", torch.arange(4.0).view(1, 4, 1).expand(3, 4, 2))
+        self.register_buffer("none", torch.arange(4).expand(0, 4))
+        self.register_buffer("sparse", torch.eye(3).to_sparse())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.ids[0, :, 0] += 1
+        return x + self.ids.sum()
+
+
+def test_a_buffer_of_repeated_memory_is_put_back() -> None:
+    model = Counting()
+    for _ in range(2):
+        assert torch.equal(call(model)["call"][0], torch.full((2, emit_modules.WIDTH), 61.0))
+    assert torch.equal(model.ids, torch.arange(4.0).view(1, 4, 1).expand(3, 4, 2))
+    assert model.ids.stride() == (0, 1, 0)
+
+
+class Leaving(nn.Module):
+    """Leaves its result in the last tensor of those that it is given, or in none."""
+
+    def __init__(self, leaves: bool = True) -> None:
+        super().__init__()
+        self.norm = emit_modules.Norm()
+        self.leaves = leaves
+
+    def forward(self, x: torch.Tensor, into: dict[str, torch.Tensor]) -> None:
+        if self.leaves:
+            into["y"].copy_(self.norm(x))
+
+
+def left(model: nn.Module, y: torch.Tensor, of: verify.Outputs | None = None) -> verify.Outputs:
+    return verify.run_module(model, (X,), {"into": {"x": X, "y": y}}, of=of)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_what_a_module_leaves_in_its_inputs_is_compared(dtype: torch.dtype) -> None:
+    y = torch.full_like(X, NAN).to(dtype)
+    before, name = left(Leaving(), y), "input 2 after the call"
+    assert list(before) == ["call", name]
+    assert bool(y.to(torch.complex64).isnan().all())
+    assert all(check.passed for check in verify.compare(before, left(Leaving(), y, before), None, torch.float32))
+    none = left(Leaving(leaves=False), y, before)
+    assert [check.call for check in verify.compare(before, none, None, torch.float32) if not check.passed] == [name]
+    assert list(left(Leaving(leaves=False), y)) == ["call"]
+    found = verify.compare({"call": []}, before, None, torch.float32)
+    assert [str(check) for check in found if not check.passed] == [f"{name}: off by inf, 0 allowed"]
+
+
+@pytest.mark.filterwarnings("ignore:tilegym_fx")
+def test_a_wrong_result_in_an_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant = Planter(monkeypatch)
+    inputs = {"x": X, "into": {"x": X, "y": torch.zeros_like(X)}}
+    assert report(kernelize(Leaving(), inputs=inputs, strict=True)).counts() == {"rms_norm": 1}
+    plant.changed("rms_norm", lambda value: value * 1.5)
+    with pytest.raises(VerifyError, match="input 2 after the call: off by"):
+        kernelize(Leaving(), inputs=inputs, strict=True)
 
 
 X = torch.linspace(-1, 1, 3 * emit_modules.WIDTH).reshape(3, -1)

@@ -11,6 +11,7 @@ from tilegym_fx.export.phases import (
     build,
     export_phase,
     longest,
+    once,
     phase_inputs,
     positions,
     run_without_memory,
@@ -21,6 +22,6 @@ from tilegym_fx.export.trace import MODEL_ERRORS, ExportedGraph, describe, enter
 
 __all__ = [
     "MODEL_ERRORS", "ExportedGraph", "Holes", "build", "cache_of", "describe", "enter_transformers", "export_module",
-    "export_phase", "longest", "phase_inputs", "positions", "run_without_memory", "site_of", "with_holes",
+    "export_phase", "longest", "once", "phase_inputs", "positions", "run_without_memory", "site_of", "with_holes",
     "without_memory",
 ]  # fmt: skip

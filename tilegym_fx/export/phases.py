@@ -233,13 +233,13 @@ def numbers_kept(model: nn.Module) -> Iterator[None]:
     """
     parts = (tensor for module in model.modules() for tensor in (*vars(module).values(), *module._buffers.values()))
     tensors = {id(tensor): tensor for tensor in parts if _can_be_kept(tensor)}
-    kept = [(tensor, tensor._version, once(tensor).clone()) for tensor in tensors.values()]
+    kept = [(tensor, tensor._version, once(tensor.detach()).clone()) for tensor in tensors.values()]
     try:
         yield
     finally:
         for tensor, version, numbers in kept:
             if tensor._version != version:
-                once(tensor).copy_(numbers)
+                once(tensor.detach()).copy_(numbers)
 
 
 def _can_be_kept(value: Any) -> bool:
@@ -248,9 +248,11 @@ def _can_be_kept(value: Any) -> bool:
 
 
 def once(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without the places that it has several times, as after ``expand``: what can be written to."""
-    sizes = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    return tensor.detach().as_strided(sizes, tensor.stride())
+    """A view of a tensor without what ``expand`` repeats, which torch refuses to write to."""
+    if tensor.layout is torch.strided:
+        for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            tensor = tensor.narrow(dim, 0, 1) if size > 1 and stride == 0 else tensor
+    return tensor
 
 
 def run_without_memory(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
