@@ -160,15 +160,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=list(names), metavar="MODEL")
     options = parser.parse_args(arguments)
     wanted = [case for case in CASES if case.name in options.only]
-    if options.dry_run:
-        for case in wanted:
-            dry_run(case)
-        return 0
-    if options.part:
-        run_once(wanted, options.part)
-        return 0
-    one_by_one.measure_all(__file__, arguments, options, wanted, measure, WARM_LIMIT)
-    return 0
+    return one_by_one.run(__file__, arguments, options, wanted, measure, run_once, dry_run, WARM_LIMIT)
 
 
 if __name__ == "__main__":

@@ -197,15 +197,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     options = options_of(arguments)
     wanted = list(cases(options.only, options.batches, options.contexts))
-    if options.dry_run:
-        for case in wanted:
-            dry_run(case)
-        return 0
-    if options.part:
-        run_once(wanted, options.part)
-        return 0
-    one_by_one.measure_all(__file__, arguments, options, wanted, measure, WARM_LIMIT)
-    return 0
+    return one_by_one.run(__file__, arguments, options, wanted, measure, run_once, dry_run, WARM_LIMIT)
 
 
 if __name__ == "__main__":

@@ -210,7 +210,7 @@ def measure(case: Case, sweep: bool) -> dict[str, Any]:
     return {"case": asdict(case), "bytes": used, "microseconds": times}
 
 
-def run_once(wanted: Sequence[Case], sweep: bool, part: str) -> None:
+def run_once(wanted: Sequence[Case], part: str, sweep: bool) -> None:
     """Run a share of all forms, only to fill the compiler's cache on disk."""
     index, count = map(int, part.split("/"))
     jobs = [(case, form) for case in wanted for form in forms(case, sweep)]
@@ -240,17 +240,9 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     options = options_of(arguments)
     wanted = [Case(name, *MODELS[name], tokens) for tokens in options.tokens for name in options.only]
-    if options.dry_run:
-        for case in wanted[: len(options.only)]:
-            dry_run(case)
-        return 0
-    if options.part:
-        run_once(wanted, options.sweep, options.part)
-        return 0
-    one_by_one.measure_all(
-        __file__, arguments, options, wanted, functools.partial(measure, sweep=options.sweep), WARM_LIMIT
-    )
-    return 0
+    timed, compiled = (functools.partial(f, sweep=options.sweep) for f in (measure, run_once))
+    shown = wanted[: len(options.only)]
+    return one_by_one.run(__file__, arguments, options, wanted, timed, compiled, dry_run, WARM_LIMIT, shown=shown)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,37 @@ def parser(description: str) -> argparse.ArgumentParser:
     return options
 
 
+def run(
+    script: str, arguments: Sequence[str], options: argparse.Namespace, wanted: Sequence[Case],
+    measure: Callable[[Case], dict[str, Any]], run_once: Callable[[Sequence[Case], str], None],
+    dry_run: Callable[[Case], None], warm_limit: float, *, shown: Sequence[Case] | None = None,
+) -> int:  # fmt: skip
+    """What the options ask for: a dry run, a share of the compiling, or everything measured.
+
+    Args:
+        script: The benchmark's file.
+        arguments: Its arguments.
+        options: What they say.
+        wanted: The cases.
+        measure: Measures one, and prints its lines.
+        run_once: Compiles a share of all.
+        dry_run: Shows one without a GPU.
+        warm_limit: Seconds for compiling.
+        shown: The cases of a dry run, if they are not all.
+
+    Returns:
+        The exit status.
+    """
+    if options.dry_run:
+        for case in wanted if shown is None else shown:
+            dry_run(case)
+    elif options.part:
+        run_once(wanted, options.part)
+    else:
+        measure_all(script, arguments, options, wanted, measure, warm_limit)
+    return 0
+
+
 def measure_all(
     script: str, arguments: Sequence[str], options: argparse.Namespace, wanted: Sequence[Case],
     measure: Callable[[Case], dict[str, Any]], warm_limit: float,

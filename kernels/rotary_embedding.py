@@ -26,7 +26,7 @@ from tilegym_fx.launch import covering_power, launch
 #: Rows (head, position) of one block, if a half has 64 columns: four 16-byte loads in flight for each thread.
 BLOCK_ROWS = 32
 #: The same where every step is rounded, which needs half the registers: 6% faster over prompts of 2048 and more, where
-#: the float32 form got 7% slower (benchmarks/2026-11-30_h200_third).
+#: the float32 form got 1 to 7% slower (benchmarks/2026-11-30_h200_third).
 ROUNDED_ROWS = 64
 #: Heads that share one load of cos and sin.
 MAX_HEADS = 8

@@ -43,9 +43,9 @@ def refuse_foreign(path: Path) -> None:
     if not path.is_file():
         return
     with writing(path):
-        first = path.read_bytes().split(b"\n", 1)[0].strip()
-        is_empty = not first and not path.read_bytes().strip()
-    if not is_empty and not (first.startswith(b'"""') and first.endswith(WRITTEN_BY.encode())):
+        text = path.read_bytes()
+    first = text.split(b"\n", 1)[0].strip()
+    if text.strip() and not (first.startswith(b'"""') and first.endswith(WRITTEN_BY.encode())):
         problem = f"{str(path)!r} was not written by tilegym_fx and is not written over"
         raise UsageError(problem, advice="Name another place, or move the file away")
 

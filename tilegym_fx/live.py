@@ -23,7 +23,7 @@ from . import verify as judge
 from .alone import alone
 from .emit import EmitResult
 from .errors import ExportError, MatchError, UsageError, VerifyError
-from .export import MODEL_ERRORS, cache_of
+from .export import MODEL_ERRORS, cache_of, copies
 from .export.trace import describe
 from .folder_form import emitted_path, make_emitted_folder, refuse_foreign
 from .judging import UNCHECKED, Checked, Rewriting, Run, judged, put_unjudged, wider_run
@@ -173,7 +173,7 @@ def _calls(model: nn.Module, inputs: Any) -> list[Callable[[nn.Module], object]]
     args, kwargs = split_inputs(inputs)
 
     def call(model: nn.Module) -> object:
-        own_args, own_kwargs = judge.copies((args, kwargs))
+        own_args, own_kwargs = copies((args, kwargs))
         return model(*own_args, **own_kwargs)
 
     return [call]

@@ -52,7 +52,7 @@ def compilers(model: nn.Module, text: str) -> Iterator[Callable[[Iterable[Call]]
         What compiles the kernels of some calls of the rewritten model, and waits for them.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    if device.type != "cuda" or not has_cutile() or _done(text, device).exists():
+    if device.type != "cuda" or not has_cutile() or (done := _done(text, device)).exists():
         yield lambda calls: None
         return
     from .compile.ahead import Compilers
@@ -61,7 +61,7 @@ def compilers(model: nn.Module, text: str) -> Iterator[Callable[[Iterable[Call]]
 
         def compile_kernels(calls: Iterable[Call]) -> None:
             if there.compile(launches(model, calls), arch_of(device)):
-                _note(_done(text, device))
+                _note(done)
 
         yield compile_kernels
 

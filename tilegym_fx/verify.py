@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .errors import VerifyError
-from .export import MODEL_ERRORS, describe, once
+from .export import MODEL_ERRORS, copies, describe, once
 from .export.trace import unchanged
 
 #: How much farther from the wider run than the original the rewritten model may be.
@@ -198,7 +198,7 @@ def run_module(
         CallError: The call must run, and fails.
     """
     given = (tuple(args), kwargs)
-    own_args, own_kwargs = own = tree_map(_copied, given)
+    own_args, own_kwargs = own = copies(given)
     inputs = list(zip(tree_leaves(given), tree_leaves(own), strict=True))
     with torch.no_grad(), _evaluating(model):
         try:
@@ -237,15 +237,6 @@ def _kept(output: torch.Tensor) -> torch.Tensor:
         output.device.type == "cuda" and output.nbytes <= _free_bytes(output.device) // _SHARE_OF_FREE
     )
     return output.clone() if stays else output.cpu()
-
-
-def copies(values: Any) -> Any:
-    """Arguments for a call that may change them."""
-    return tree_map(_copied, values)
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 @contextmanager

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from pass_checks import BATCH, BF16, FP32, LENGTH, assert_same_numbers, capture, rand
+from pass_checks import BATCH, BF16, FP32, LENGTH, capture, normal, rand
 from torch.fx import Graph, Node
 
 from tilegym_fx.errors import InternalError
@@ -19,16 +19,6 @@ from tilegym_fx.normalize import PASSES, aliasing, normalize, pin_layouts
 aten = torch.ops.aten
 Code = Callable[..., Any]
 X, SQUARE, ROWS = rand(4, 6, seed=1), rand(6, 6), rand(2, 4, 6)
-
-
-def normal(code: Code, inputs: Sequence[Any], *, dynamic: bool = False) -> Graph:
-    """The graph in normal form, having checked that it computes what it did."""
-    graph_module = capture(code, inputs, dynamic=dynamic)
-    normalize(graph_module.graph)
-    graph_module.graph.lint()
-    graph_module.recompile()
-    assert_same_numbers(graph_module, code, inputs)
-    return graph_module.graph
 
 
 def calls(graph: Graph) -> list[Node]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pass_checks
 import pytest
 import torch
-from pass_checks import BATCH, assert_same_numbers, capture, guards_of
+from pass_checks import BATCH, capture, guards_of
 from torch.fx import Graph, GraphModule
 
 from tilegym_fx.normalize import normalize
@@ -17,12 +18,7 @@ Case = Callable[..., Any]
 
 
 def normal(code: Case, *inputs: Any, dynamic: bool = False) -> Graph:
-    graph_module = capture(code, inputs, dynamic=dynamic)
-    normalize(graph_module.graph)
-    graph_module.graph.lint()
-    graph_module.recompile()
-    assert_same_numbers(graph_module, code, inputs)
-    return graph_module.graph
+    return pass_checks.normal(code, inputs, dynamic=dynamic)
 
 
 def targets(graph: Graph) -> list[Any]:

@@ -13,13 +13,14 @@ from parts import PLAIN
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree
 
 from tilegym_fx import inventory
 from tilegym_fx.cost import get_device
+from tilegym_fx.normalize import normalize
 from tilegym_fx.pipeline import Outcome, find, matcher_for
 from tilegym_fx.plan import Policy
 from tilegym_fx.results import Site
@@ -175,6 +176,16 @@ def _resized(value: Any) -> Any:
                 places = torch.arange(_OTHER_SIZES[size]) % size
                 value = value.index_select(dim, places)
     return value
+
+
+def normal(code: Code, inputs: Sequence[Any], *, dynamic: bool = False) -> Graph:
+    """The graph in normal form, having checked that it computes what it did."""
+    graph_module = capture(code, inputs, dynamic=dynamic)
+    normalize(graph_module.graph)
+    graph_module.graph.lint()
+    graph_module.recompile()
+    assert_same_numbers(graph_module, code, inputs)
+    return graph_module.graph
 
 
 def assert_same_numbers(rewritten: Callable[..., Any], original: Callable[..., Any], inputs: Sequence[Any]) -> None:

@@ -32,7 +32,7 @@ from tilegym_fx.recording import Launch
 
 #: Processes: each holds torch, so more of them would cost memory for little time.
 MOST = 8
-#: Seconds for one kernel.
+#: Seconds for one kernel, and for all, which are compiled side by side.
 LIMIT = 120
 Request = dict[str, Any]
 #: What a process says of a kernel; anything else on its output is somebody else's.

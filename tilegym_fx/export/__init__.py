@@ -9,6 +9,7 @@ from tilegym_fx.export.caches import cache_of
 from tilegym_fx.export.holes import Holes, with_holes
 from tilegym_fx.export.phases import (
     build,
+    copies,
     export_phase,
     longest,
     once,
@@ -21,7 +22,7 @@ from tilegym_fx.export.sites import site_of
 from tilegym_fx.export.trace import MODEL_ERRORS, ExportedGraph, describe, enter_transformers, export_module
 
 __all__ = [
-    "MODEL_ERRORS", "ExportedGraph", "Holes", "build", "cache_of", "describe", "enter_transformers", "export_module",
-    "export_phase", "longest", "once", "phase_inputs", "positions", "run_without_memory", "site_of", "with_holes",
-    "without_memory",
+    "MODEL_ERRORS", "ExportedGraph", "Holes", "build", "cache_of", "copies", "describe", "enter_transformers",
+    "export_module", "export_phase", "longest", "once", "phase_inputs", "positions", "run_without_memory",
+    "site_of", "with_holes", "without_memory",
 ]  # fmt: skip

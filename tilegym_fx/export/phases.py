@@ -266,15 +266,19 @@ def run_without_memory(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str
         fake = detect_fake_mode((args, kwargs)) or FakeTensorMode(allow_non_fake_inputs=True)
         stack.enter_context(without_memory(model, nullcontext() if _is_on_meta(model) else fake))
         try:
-            args, kwargs = tree_map(_another, (args, kwargs))
+            args, kwargs = copies((args, kwargs))
             model(*args, **kwargs)
         except MODEL_ERRORS as error:
             raise ExportError(f"{type(model).__name__} cannot be run: {describe(error)}") from error
 
 
-def _another(given: Any) -> Any:
-    """The same value again, for a call that may change it."""
-    return given.clone() if isinstance(given, torch.Tensor) else copy.deepcopy(given)
+def copies(values: Any) -> Any:
+    """Arguments again, for a call that may change them."""
+    return tree_map(_copied, values)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 def _is_on_meta(model: nn.Module) -> bool:
