@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from inputs import DTYPES, INVENTORY, make_inputs
+from cache_kernels import assert_moves_every_bit
+from inputs import DTYPES, INVENTORY
 
 from tilegym_fx.compile import ARCHITECTURES, compile_kernel
 from tilegym_fx.recording import Launch, recorded
@@ -30,16 +31,8 @@ def kernels() -> Any:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_it_moves_every_bit_to_its_place(kernels: Any, sizes: dict[str, int], dtype: torch.dtype, device: str) -> None:
-    made = make_inputs(NAME, dtype, "ordinary", "as trained", sizes)
-    inputs = {name: tensor.to(device) for name, tensor in made.items()}
-    expected = INVENTORY.reference(NAME)(**inputs)
-    before = {name: tensor.clone() for name, tensor in inputs.items()}
-    assert all(map(torch.equal, kernels.cache_write(**inputs), expected))
-    assert all(torch.equal(inputs[name], before[name]) for name in inputs)
-    assert kernels.cache_write_(**inputs) is None
-    assert all(map(torch.equal, (inputs["keys"], inputs["values"]), expected))
-    assert all(torch.equal(inputs[name], before[name]) for name in ("k", "v", "positions"))
+def test_it_moves_every_bit_to_its_place(sizes: dict[str, int], dtype: torch.dtype, device: str) -> None:
+    assert_moves_every_bit(NAME, sizes, dtype, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
