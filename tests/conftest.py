@@ -15,6 +15,7 @@ from hypothesis import settings
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TILEGYM_FX_CHECK", "1")
+os.environ["TILEGYM_FX_PLANS"] = "0"  # a test that changes how places are found must not get those of another
 
 GOLDEN = Path(__file__).parent / "golden"
 #: `--hypothesis-profile thorough`: for the tests that go by the profile, ten times as many cases, others each time.

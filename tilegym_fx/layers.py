@@ -178,14 +178,14 @@ class _Described:
         for path, module in modules:
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 self.parts.append((path, name, (_tensor(tensor), _same_as(tensor, known))))
-            self.parts += [(path, name, _value(held, known)) for name, held in _own(module)]
-            self.numbers |= {(path, name): held for name, held in _own(module) if type(held) is int}
+            self.parts += [(path, name, _value(held, known)) for name, held in own_attributes(module)]
+            self.numbers |= {(path, name): held for name, held in own_attributes(module) if type(held) is int}
 
     def key(self, counting: frozenset[tuple[str, str]]) -> Hashable:
         return tuple(part[:2] if part[:2] in counting else part for part in self.parts)
 
 
-def _own(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def own_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """A module's attributes but for parameters, buffers and modules; hooks are among them where there are any."""
     tables = ("_parameters", "_buffers", "_modules", "training")
     for name, held in vars(module).items():

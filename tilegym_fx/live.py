@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from . import apply as binding
+from . import plan_cache
 from . import verify as judge
 from .alone import alone
-from .emit import EmitResult
-from .errors import ExportError, MatchError, UsageError, VerifyError
+from .errors import ApplyError, ExportError, MatchError, UsageError, VerifyError
 from .export import MODEL_ERRORS, cache_of, copies
 from .export.trace import describe
 from .folder_form import emitted_path, make_emitted_folder, refuse_foreign
@@ -83,10 +83,10 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
         restore(model)
         inner = own_model(model)
         try:
-            made, report, checked = _planned_and_applied(inner, inputs, only, skip or (), verify, emit)
+            report, checked = _planned_and_applied(inner, inputs, only, skip or (), verify, emit)
         except ExportError as error:
             return _unchanged(model, str(error), strict, error)
-    if not made.text:
+    if not report.text:
         return _unchanged(model, _why_nothing(report), strict, MatchError(_why_nothing(report)))
     _reports[model] = _reports[inner] = report.with_checks(checked.checks, checked.no_wider, checked.places)
     lower_as_calls()  # whoever compiles the model later, and however
@@ -98,15 +98,37 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
 def _planned_and_applied(
     model: nn.Module, inputs: Any, only: Collection[str] | None, skip: Collection[str], verify: bool,
     emit: str | Path | None,
-) -> tuple[EmitResult, Report, Checked]:  # fmt: skip
+) -> tuple[Report, Checked]:  # fmt: skip
+    """What an earlier start found, where it is right; else a search, whose result is kept once it is verified."""
+    kept_in = plan_cache.place_of(model, only, skip) if inputs is None else None
+    if kept_in is not None and (known := plan_cache.read(kept_in)) is not None:
+        _save(known.text, emit, model)
+        try:
+            return known, _apply(model, known, inputs, verify)
+        except (ApplyError, VerifyError):
+            plan_cache.forget(kept_in)
+    report, checked = _searched_and_applied(model, inputs, only, skip, verify, emit)
+    if kept_in is not None and _is_worth_keeping(report, checked):
+        plan_cache.keep(kept_in, report)
+    return report, checked
+
+
+def _is_worth_keeping(report: Report, checked: Checked) -> bool:
+    """Only what was verified, and was found in every call: what could not be captured now perhaps can be next time."""
+    return not report.problems and bool(checked.checks) and all(check.passed for check in checked.checks)
+
+
+def _searched_and_applied(
+    model: nn.Module, inputs: Any, only: Collection[str] | None, skip: Collection[str], verify: bool,
+    emit: str | Path | None,
+) -> tuple[Report, Checked]:  # fmt: skip
     """Where the first layers stood for all and the result is wrong, all are looked at before anybody is told."""
     why_whole = ""
     while True:
-        made, report = plan_source_form(model, inputs=inputs, only=only, skip=skip, whole=why_whole)
-        if made.text and emit is not None:
-            _save(made.text, emit, model)
+        _, report = plan_source_form(model, inputs=inputs, only=only, skip=skip, whole=why_whole)
+        _save(report.text, emit, model)
         try:
-            return made, report, _apply(model, made, inputs, verify, report.chooses)
+            return report, _apply(model, report, inputs, verify)
         except VerifyError as problem:
             if not report.copied or isinstance(problem, judge.MemoryVerifyError):
                 raise
@@ -128,7 +150,9 @@ def _compile_options(compile: Any) -> dict[str, Any]:
     return options
 
 
-def _save(text: str, emit: str | Path, model: nn.Module) -> None:
+def _save(text: str, emit: str | Path | None, model: nn.Module) -> None:
+    if not text or emit is None:
+        return
     try:
         path = emitted_path(emit, model)
         make_emitted_folder(emit)
@@ -145,15 +169,17 @@ def _require_module(model: Any) -> None:
         raise UsageError(f"{what} is no module with Python code", advice="Give an instance of an nn.Module")
 
 
-def _apply(model: nn.Module, made: EmitResult, inputs: Any, verify: bool, chooses: bool) -> Checked:
-    if not made.text:
+def _apply(model: nn.Module, report: Report, inputs: Any, verify: bool) -> Checked:
+    if not report.text:
         return UNCHECKED
-    module = binding.load(made.text)
-    used = {written.match.definition for written in made.written}
-    rewriting = Rewriting(model, used, lambda: binding.apply(module, model), lambda: binding.restore(model), chooses)
+    module = binding.load(report.text)
+    used = {written.match.definition for written in report.written}
+    rewriting = Rewriting(
+        model, used, lambda: binding.apply(module, model), lambda: binding.restore(model), report.chooses
+    )
     if not verify or is_meta(model):
         return put_unjudged(rewriting)
-    with compilers(model, made.text) as compile_kernels:
+    with compilers(model, report.text) as compile_kernels:
         prepared = replace(rewriting, prepare=lambda: compile_kernels(_calls(model, inputs)))
         return judged(prepared, _runner(model, inputs))
 

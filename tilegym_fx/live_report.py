@@ -19,6 +19,7 @@ from .results import PlannedMatch, Rejection, misses, places, told
 from .verify import Check
 
 _SHOWN = 8
+_KEPT = "  the places are those that an earlier start found and verified (TILEGYM_FX_PLANS=0 searches anew)"
 
 
 class Place(NamedTuple):
@@ -83,6 +84,7 @@ class Report:
         copied: How many layers were not captured, as others that are like them stood for them.
         whole: Why every layer was captured although many are alike; empty where it was not so.
         chooses: Whether the model chooses by scores, as a mixture of experts does.
+        kept: Whether the places were found by an earlier start, and only verified by this one.
         judged_by_places: Why it was judged place by place, and what came of it; empty where its outputs were enough.
     """
 
@@ -104,6 +106,7 @@ class Report:
     whole: str = ""
     chooses: bool = False
     judged_by_places: str = ""
+    kept: bool = False
 
     @classmethod
     def of(cls, model: nn.Module, made: EmitResult, outcomes: Mapping[str, Outcome], problems: Mapping[str, str],
@@ -159,6 +162,7 @@ class Report:
             anywhere = self.graph_form[name].coverage()
             on = f" on {self.device}" if self.device else ""
             lines.append(f"  estimated coverage of {name}{on}: {share:.1%}, in graph form {anywhere:.1%}")
+        lines += [_KEPT] if self.kept else []
         lines += [f"  {name} was not captured: {why}" for name, why in self.problems.items()]
         lines += [f"  every layer was captured, although many are alike: {self.whole}"] if self.whole else []
         lines += [f"  {check}" for check in self.checks]

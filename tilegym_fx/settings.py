@@ -13,14 +13,15 @@ from tilegym_fx.errors import SettingsError
 
 PREFIX = "TILEGYM_FX_"
 _TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"", "0", "false", "no", "off"})
+_FALSE = frozenset({"0", "false", "no", "off"})
 
 #: Variable -> what it does. A variable that is not here does not exist.
 VARIABLES: dict[str, str] = {
     "TILEGYM_FX_INTERPRET": "1: launch cuTile kernels on CPU tensors through the interpreter (default 0)",
     "TILEGYM_FX_CHECK": "1: check graphs on entry to and exit from every pass (default 0)",
     "TILEGYM_FX_INVENTORY": f"extra inventory roots, {os.pathsep!r} between them; their code is executed",
-    "TILEGYM_FX_CACHE": "folder for what is measured on this machine (default ~/.cache/tilegym_fx)",
+    "TILEGYM_FX_CACHE": "folder for what was measured and found on this machine (default ~/.cache/tilegym_fx)",
+    "TILEGYM_FX_PLANS": "0: kernelize searches a model anew although it was verified here before (default 1)",
 }
 
 
@@ -32,6 +33,11 @@ def interpret() -> bool:
 def check() -> bool:
     """Whether passes check graphs on entry and exit (``TILEGYM_FX_CHECK``)."""
     return _flag("TILEGYM_FX_CHECK")
+
+
+def keeps_plans() -> bool:
+    """Whether rewritings that were verified are kept for the next start (``TILEGYM_FX_PLANS``)."""
+    return _flag("TILEGYM_FX_PLANS", default=True)
 
 
 def inventory_roots() -> tuple[Path, ...]:
@@ -50,7 +56,7 @@ def inventory_roots() -> tuple[Path, ...]:
 
 
 def cache_folder() -> Path:
-    """Where results of tuning on this machine are kept (``TILEGYM_FX_CACHE``); it need not exist."""
+    """Where results of tuning and verified plans are kept (``TILEGYM_FX_CACHE``); it need not exist."""
     chosen = os.environ.get("TILEGYM_FX_CACHE", "").strip()
     if chosen:
         return Path(chosen).expanduser()
@@ -68,8 +74,10 @@ def unknown_variables() -> tuple[str, ...]:
     return tuple(sorted(name for name in os.environ if name.startswith(PREFIX) and name not in VARIABLES))
 
 
-def _flag(name: str) -> bool:
+def _flag(name: str, *, default: bool = False) -> bool:
     value = os.environ.get(name, "").strip().lower()
+    if not value:
+        return default
     if value in _TRUE:
         return True
     if value in _FALSE:

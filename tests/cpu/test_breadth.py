@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tilegym_fx import scan
 from tilegym_fx.breadth import pool, run, shrink, sites, steps, table, worker
-from tilegym_fx.breadth.configs import fingerprint, realistic_trial, tiny_trial
+from tilegym_fx.breadth.configs import realistic_trial, tiny_trial, trial_key
 from tilegym_fx.breadth.judge import is_sequential
 from tilegym_fx.breadth.page import as_page
 from tilegym_fx.breadth.record import Row
@@ -87,8 +87,8 @@ class TestTrials:
         assert sizes[0] < 16_000_000
 
     def test_a_model_of_several_parts_is_tried_as_its_text_part_is(self) -> None:
-        assert fingerprint("gemma3") == fingerprint("gemma3_text")
-        assert fingerprint("gemma3") != fingerprint("gemma2")
+        assert trial_key("gemma3") == trial_key("gemma3_text")
+        assert trial_key("gemma3") != trial_key("gemma2")
 
     def test_a_cache_that_a_model_copies_is_filled_without_memory(self) -> None:
         """Dory deep-copies layers of its cache; torch once gave up the whole process there."""

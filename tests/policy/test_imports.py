@@ -67,6 +67,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "judging": {"choices", "export", "ops", "places", "verify"},
     "tuning": set(),
+    "fingerprint": {"layers"},
+    "plan_cache": {"apply", "cost", "emit", "fingerprint", "inventory", "live_report", "planner"},
     "rehearsal": {"compile", "export", "inventory", "layers", "ops", "tuning", "verify"},
     "live": {
         "alone",
@@ -77,6 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "judging",
         "live_report",
         "ops",
+        "plan_cache",
         "planner",
         "rehearsal",
         "verify",
@@ -154,7 +157,7 @@ ONLY_IN: dict[str, set[str]] = {
     "huggingface_hub": {"model_source"},
     "cuda": {"compile", "interpreter", "launch", "recording"},
     "networkx": {"draft", "match", "plan", "region", "rewrite"},
-    "pydantic": {"inventory", "schema"},
+    "pydantic": {"inventory", "plan_cache", "schema"},
     "rich": {"bench", "folding", "inventory", "render", "scan"},
     "argparse": {"autokernelize", "bench", "doctor", "inventory", "kernel_bench", "new", "scan", "tune"},
 }

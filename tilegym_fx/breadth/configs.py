@@ -51,7 +51,7 @@ def realistic_trial(model_type: str) -> Trial:
     return _trial(model_type, layers_only, (LAYERS,))
 
 
-def fingerprint(model_type: str) -> str:
+def trial_key(model_type: str) -> str:
     """Equal for model types that are tried with the very same models: one with several parts, and its text part."""
     configs = (tiny_trial(model_type).config, realistic_trial(model_type).config)
     return "\n".join(f"{type(config).__qualname__} {config.to_json_string(use_diff=False)}" for config in configs)

@@ -16,7 +16,7 @@ from ..errors import TilegymFxError
 from ..export import describe
 from ..inventory import Inventory, load
 from ..model_source import hush_models
-from .configs import fingerprint
+from .configs import trial_key
 from .judge import FAULTS, judge, without_folders
 from .record import Row
 
@@ -38,7 +38,7 @@ def _row(model_type: str, inventory: Inventory, known: dict[str, Row]) -> Row:
     """The row of a model type; where the very same models have been tried under another name, that one's."""
     started = time.perf_counter()
     try:
-        key = fingerprint(model_type)
+        key = trial_key(model_type)
         if key not in known:
             known[key] = judge(model_type, inventory)
         elif known[key].model_type != model_type:

@@ -1,0 +1,167 @@
+"""What a model is, as one digest that other processes find too: one search for places serves all models of a digest.
+
+Described is what a capture can see of a model: its modules, their classes with the text of their code, their
+attributes, the weights but for their numbers. What cannot be described so that another process would find the same
+(hooks, closures, objects of C libraries) makes a model that has no fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import platform
+from collections.abc import Iterator
+from functools import cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .layers import own_attributes
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
+#: Tables of a module by what is in them: what is called around a call of it, and around saving and loading.
+_HOOKS = frozenset(name for name in vars(nn.Module()) if name.startswith(("_forward", "_backward")))
+_SAVING = frozenset(name for name in vars(nn.Module()) if "state_dict" in name)
+#: Attributes that no capture sees; the one that says how to sample has in it a hash that each process makes anew.
+_NOT_CAPTURED = frozenset({"generation_config", *_SAVING})
+#: What Python sets on a class of its own accord.
+_GENERATED = frozenset({"__dict__", "__weakref__", "__doc__", "__firstlineno__", "__static_attributes__"})
+#: Flag of a class that was made by Python code: its objects hold nothing but their attributes.
+_OF_PYTHON = 1 << 9
+
+
+class NoFingerprintError(Exception):
+    """Something of a model that another process could not be sure to find equal."""
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Equal for models in which the same places would be found, in this process or another one.
+
+    Args:
+        model: As it is to be captured; weights may be on any device.
+
+    Raises:
+        NoFingerprintError: If a part of it cannot be described.
+    """
+    return hashlib.sha256(repr(list(_Description(model).parts())).encode()).hexdigest()
+
+
+class _Description:
+    """Describes one model; what is held in several places is described once, and then named by its number."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = dict(model.named_modules(remove_duplicate=False))
+        self._known: dict[int, int] = {}
+        self._held: list[Any] = []  # an object that is gone would lend its identity to another
+
+    def parts(self) -> Iterator[Any]:
+        yield _surroundings()
+        for path, module in self._modules.items():
+            yield path, self._number(module), self._class(type(module)), module.training
+        for path, module in self._modules.items():
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                yield path, name, self._of(tensor)
+            for name, held in own_attributes(module):
+                if name in _HOOKS:
+                    raise NoFingerprintError(f"{path or '<root>'} has hooks")
+                if name not in _NOT_CAPTURED:
+                    yield path, name, self._of(held)
+
+    def _number(self, held: Any) -> int:
+        if id(held) not in self._known:
+            self._held.append(held)
+        return self._known.setdefault(id(held), len(self._known))
+
+    def _class(self, cls: type) -> Any:
+        """A class with the text of its functions, wherever it inherits them from."""
+        return [self._known[id(base)] if id(base) in self._known else (self._number(base), *_own_code(base))
+                for base in cls.__mro__ if base.__flags__ & _OF_PYTHON]  # fmt: skip
+
+    def _of(self, held: Any) -> Any:
+        if isinstance(held, _PLAIN):
+            return type(held).__name__, repr(held)
+        if id(held) in self._known:
+            return "same as", self._known[id(held)]
+        self._number(held)
+        return type(held).__qualname__, self._content(held)
+
+    def _content(self, held: Any) -> Any:
+        if isinstance(held, torch.Tensor):
+            kind = (self._class(type(held)), tuple(held.shape), held.stride() if held.layout == torch.strided else ())
+            return (*kind, str(held.dtype), held.device.type, str(held.layout), held.requires_grad)
+        if isinstance(held, list | tuple):
+            return [self._of(item) for item in held]
+        if isinstance(held, set | frozenset):
+            return sorted(repr(self._of(item)) for item in held)
+        if isinstance(held, dict):
+            return [(self._of(key), self._of(value)) for key, value in held.items()]
+        if isinstance(held, partial):
+            return [self._of(part) for part in (held.func, held.args, held.keywords)]
+        if isinstance(held, MethodType):
+            return self._of(held.__func__), self._of(held.__self__)
+        return self._object(held)
+
+    def _object(self, held: Any) -> Any:
+        if isinstance(held, type):
+            return self._class(held)
+        if isinstance(held, FunctionType) and not held.__closure__:
+            return _function(held), self._of(held.__defaults__), self._of(held.__kwdefaults__)
+        if isinstance(held, BuiltinFunctionType) and inspect.ismodule(held.__self__):
+            return held.__module__, held.__qualname__
+        bases = type(held).__mro__[:-1]
+        if isinstance(held, nn.Module) or not all(base.__flags__ & _OF_PYTHON for base in bases):
+            raise NoFingerprintError(f"a {type(held).__qualname__} cannot be described")
+        if not hasattr(held, "__dict__") or any(base.__dict__.get("__slots__") for base in bases):
+            raise NoFingerprintError(f"a {type(held).__qualname__} has slots")
+        return self._class(type(held)), [(name, self._of(value)) for name, value in vars(held).items()]
+
+
+def _surroundings() -> Any:
+    """What every capture depends on besides the model."""
+    modes = torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    return platform.python_version(), torch.__version__, version("transformers"), list(map(str, modes))
+
+
+@cache
+def _digest(file: str, changed: int) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def _own_code(cls: type) -> Any:
+    """A class without what it inherits: its functions and plain attributes as they are now, patches among them."""
+    held = {name: _unwrapped(value) for name, value in vars(cls).items() if name not in _GENERATED}
+    functions = [(name, _function(value)) for name, value in held.items() if isinstance(value, FunctionType)]
+    plain = [(name, repr(value)) for name, value in held.items() if isinstance(value, _PLAIN)]
+    return cls.__module__, cls.__qualname__, functions, plain
+
+
+def _unwrapped(held: Any) -> Any:
+    if isinstance(held, staticmethod | classmethod):
+        held = held.__func__
+    return held.fget if isinstance(held, property) else held
+
+
+def _function(function: Any) -> Any:
+    """A function and what it wraps: the file it is from, as it is on disk now, or its code where there is no file."""
+    found = []
+    while isinstance(function, FunctionType):
+        code = function.__code__
+        file = Path(code.co_filename)
+        text: Any = _code(code)
+        if file.is_file():
+            text = _digest(str(file), file.stat().st_mtime_ns), code.co_firstlineno
+        found.append((function.__qualname__, text))
+        function = getattr(function, "__wrapped__", None)
+    return found
+
+
+def _code(code: CodeType) -> Any:
+    constants = [
+        _code(value) if isinstance(value, CodeType) else sorted(map(repr, value)) if isinstance(value, frozenset)
+        else repr(value) for value in code.co_consts
+    ]  # fmt: skip
+    return code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars
