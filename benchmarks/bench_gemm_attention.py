@@ -256,6 +256,7 @@ def linear_cases() -> Iterator[Case]:
         *((128, 128, 64, 2), (128, 128, 64, 1), (128, 128, 64, 1, 8), (128, 256, 64, 1, 8)),
         *((256, 128, 64, 1, 8), (128, 256, 64, 1, 8, 2), (256, 128, 64, 1, 8, 2), (64, 256, 64, 2)),
     ]
+    walking = ((256, 128, 64, 1, 8), (128, 256, 64, 1, 8), (256, 256, 64, 1, 8, 2), (512, 128, 64, 1, 8, 2))
     tilings = {
         "gemv": [
             *(tiling(1, *t) for t in gemv),
@@ -264,7 +265,11 @@ def linear_cases() -> Iterator[Case]:
         ],
         "rows8": [tiling(16, *t) for t in few],
         "rows32": [tiling(32, *t) for t in some] + [tiling(64, 64, 128, 3), tiling(64, 128, 64, 3)],
-        "gemm": [tiling(*t) for t in many],
+        "gemm": [
+            *(tiling(*t) for t in many),
+            *(tiling(*t, latency=latency, persistent=True) for t in walking for latency in (0, 6)),
+            tiling(128, 128, 64, 2, 4, latency=2, persistent=True),
+        ],
     }
     for rows, group in ((1, "gemv"), (8, "rows8"), (32, "rows32")):
         for sizes in (*LINEARS, *HEADS):
@@ -311,7 +316,7 @@ def linear_case(
 
 def tile_label(tiling: Any) -> str:
     """The fields of a tiling, without those that have their usual value."""
-    usual = {"worker_warps": 0, "cluster": 1, "tma": True, "split": 1}
+    usual = {"worker_warps": 0, "cluster": 1, "tma": True, "split": 1, "latency": 0, "persistent": False}
     return " ".join(f"{k}={v}" for k, v in asdict(tiling).items() if usual.get(k) != v)
 
 

@@ -5,9 +5,10 @@
 Three kernels. `linear_gemv_kernel` serves one row: it is bound by reading W, so a block owns FEATURES rows
 of W and walks along K in steps of DEPTH, multiplying into a [FEATURES, DEPTH] float32 tile that is summed
 over K once, at the end. `linear_gemm_kernel` serves the rest with `ct.mma` on ROWS x FEATURES x DEPTH
-tiles; blocks are numbered so that GROUP tiles of rows share the tiles of W while these are in the L2 cache.
+tiles; tiles are numbered so that GROUP tiles of rows share the tiles of W while these are in the L2 cache.
 When its tiles are too few to fill the GPU, K is cut into SPLIT parts that `linear_reduce_kernel` sums,
-always in the same order, so a result never depends on timing.
+always in the same order, so a result never depends on timing. When they are many, a tiling may be persistent: no
+more blocks than the GPU holds walk over the tiles, so that one tile is stored while the next is being loaded.
 
 W may be row-major ([M, K], nn.Linear) or column-major (a transposed view of [K, M], GPT-2's Conv1D): the
 loads take the strides as they are. All sizes are allowed: tiles that stick out are filled with zeros, which
@@ -65,6 +66,9 @@ class Tiling:
         cluster: Multiprocessors that work on one tile, each on its part, and share what they load (sm_90 on).
         tma: Whether loads may use the bulk-copy engine (GEMV; the GEMM always may).
         split: Parts of K computed by blocks of their own.
+        latency: Prefetch depth of the GEMM's loads, 1 to 10, 0 for the compiler's choice. With deep ones a persistent
+            kernel spills registers: on sm_90 from 8 on and, where a residual is added, 256 x 128 from 6 on.
+        persistent: Whether a block of the GEMM computes tile after tile, not one.
     """
 
     rows: int
@@ -75,6 +79,8 @@ class Tiling:
     cluster: int = 1
     tma: bool = True
     split: int = 1
+    latency: int = 0
+    persistent: bool = False
 
 
 def added(sums, extra, row, column, epilogue):
@@ -104,30 +110,44 @@ def linear_gemv_kernel(x, weight, extra, y, EPILOGUE: Int, FEATURES: Int, DEPTH:
 
 @ct.kernel
 def linear_gemm_kernel(
-    x, weight, extra, y, parts, EPILOGUE: Int, ROWS: Int, FEATURES: Int, DEPTH: Int, SPLIT: Int
+    x, weight, extra, y, parts,
+    EPILOGUE: Int, ROWS: Int, FEATURES: Int, DEPTH: Int, SPLIT: Int, LATENCY: Int, PERSISTENT: Flag,
 ):  # fmt: skip
     ct.grid_dependency_control_wait()
-    row, column = grouped(ct.bid(0), ct.cdiv(x.shape[0], ROWS), ct.cdiv(weight.shape[0], FEATURES))
-    steps = ct.cdiv(x.shape[1], DEPTH)
-    first = ct.bid(1) * ct.cdiv(steps, SPLIT)
-    last = ct.minimum(first + ct.cdiv(steps, SPLIT), steps)
-    sums = ct.zeros((ROWS, FEATURES), ct.float32)
-    for k in range(first, last):
-        left = ct.astype(ct.load(x, (row, k), (ROWS, DEPTH), padding_mode=ZERO), weight.dtype)
-        right = ct.load(weight, (k, column), (DEPTH, FEATURES), order=(1, 0), padding_mode=ZERO)
-        sums = ct.mma(left, right, sums)
-    if SPLIT == 1:
-        ct.store(y, (row, column), ct.astype(added(sums, extra, row, column, EPILOGUE), y.dtype))
+    shape = (ROWS, FEATURES, DEPTH)
+    if PERSISTENT:
+        tiles = ct.cdiv(x.shape[0], ROWS) * ct.cdiv(weight.shape[0], FEATURES)
+        for tile in range(ct.bid(0), tiles, ct.num_blocks(0)):
+            gemm_tile(x, weight, extra, y, parts, tile, EPILOGUE, shape, SPLIT, LATENCY)
     else:
-        ct.store(parts, (ct.bid(1), row, column), ct.reshape(sums, (1, ROWS, FEATURES)))
+        gemm_tile(x, weight, extra, y, parts, ct.bid(0), EPILOGUE, shape, SPLIT, LATENCY)
 
 
-def grouped(block, rows, columns):
-    """Row and column of a block's tile: down GROUP rows, then the next column, at the end the next group."""
+def gemm_tile(x, weight, extra, y, parts, tile, epilogue, shape, split, latency):
+    """Compute and store one tile: of y, or of the part of K that belongs to the block."""
+    rows, features, depth = shape
+    row, column = grouped(tile, ct.cdiv(x.shape[0], rows), ct.cdiv(weight.shape[0], features))
+    steps = ct.cdiv(x.shape[1], depth)
+    first = ct.bid(1) * ct.cdiv(steps, split)
+    last = ct.minimum(first + ct.cdiv(steps, split), steps)
+    hint = latency if latency else None
+    sums = ct.zeros((rows, features), ct.float32)
+    for k in range(first, last):
+        left = ct.load(x, (row, k), (rows, depth), padding_mode=ZERO, latency=hint)
+        right = ct.load(weight, (k, column), (depth, features), order=(1, 0), padding_mode=ZERO, latency=hint)
+        sums = ct.mma(ct.astype(left, weight.dtype), right, sums)
+    if split == 1:
+        ct.store(y, (row, column), ct.astype(added(sums, extra, row, column, epilogue), y.dtype))
+    else:
+        ct.store(parts, (ct.bid(1), row, column), ct.reshape(sums, (1, rows, features)))
+
+
+def grouped(tile, rows, columns):
+    """Row and column of a tile by its number: down GROUP rows, then the next column, at the end the next group."""
     width = GROUP * columns
-    start = block // width * GROUP
+    start = tile // width * GROUP
     height = ct.minimum(rows - start, GROUP)
-    return start + block % width % height, block % width // height
+    return start + tile % width % height, tile % width // height
 
 
 @ct.kernel
@@ -289,7 +309,10 @@ def _candidates(shape_class: tuning.ShapeClass) -> tuple[tuning.Config, ...]:
     elif rows <= 64:
         tilings = (Tiling(32, 32, 128, 4), Tiling(32, 32, 256, 3), Tiling(32, 128, 128, 2), Tiling(64, 128, 64, 3))
     else:
-        tilings = (Tiling(128, 128, 64, 1), Tiling(128, 128, 64, 2), Tiling(256, 128, 64, 1, worker_warps=8))
+        large = Tiling(256, 128, 64, worker_warps=8)
+        wide = Tiling(128, 256, 64, worker_warps=8, latency=6)
+        walking = tuple(replace(tiling, persistent=True) for tiling in (large, wide))
+        tilings = (Tiling(128, 128, 64, 1), Tiling(128, 128, 64, 2), large, *walking)
     return tuple(map(asdict, tilings))
 
 
@@ -312,12 +335,20 @@ def run_tiling(
     split = tiling.split
     parts = x if split == 1 else torch.empty((split, rows, features), dtype=torch.float32, device=y.device)
     kernel = with_hints(linear_gemm_kernel, tiling.occupancy, tiling.worker_warps, tiling.cluster)
-    shape = (tiling.rows, tiling.features, tiling.depth)
-    grid = (-(-rows // tiling.rows) * columns, split)
-    launch(kernel, grid, (x, weight, extra, y, parts, epilogue, *shape, split))
+    cut = (tiling.rows, tiling.features, tiling.depth, split, tiling.latency, tiling.persistent)
+    grid = (_blocks(tiling, -(-rows // tiling.rows) * columns, x.device), split)
+    launch(kernel, grid, (x, weight, extra, y, parts, epilogue, *cut))
     if split > 1:
         grid = (-(-features // REDUCE_WIDTH), rows)
         launch(linear_reduce_kernel, grid, (parts, extra, y, epilogue, REDUCE_WIDTH, split))
+
+
+def _blocks(tiling: Tiling, tiles: int, device: torch.device) -> int:
+    """Blocks for the tiles of one part of K: one a tile or, to walk over them, as many as the GPU holds at once."""
+    if not tiling.persistent:
+        return tiles
+    held = processor_count(device) * tiling.occupancy // (tiling.cluster * tiling.split)
+    return max(1, min(tiles, held))
 
 
 def as_matrix(rows: torch.Tensor) -> torch.Tensor:

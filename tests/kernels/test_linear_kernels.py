@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from types import ModuleType
@@ -176,6 +177,55 @@ def test_a_split_product_covers_all_of_k_and_leaves_no_part_empty(kernels):
 )
 def test_k_is_split_only_where_tiles_are_too_few_for_the_gpu(kernels, rows, features, depth, split):
     assert (kernels.choose_tiling(rows, features, depth).split > 1) == split
+
+
+def filled(kernels: ModuleType, name: str, values: Operands, tiling: Any) -> torch.Tensor:
+    """What a tiling makes of y, which is NaN wherever no block has stored a tile."""
+    x, weight, *extra = values.values()
+    epilogue = (kernels.NOTHING, kernels.BIAS, kernels.RESIDUAL)[NAMES.index(name)]
+    y = torch.full((x.shape[0], weight.shape[0]), torch.nan, dtype=x.dtype, device=x.device)
+    kernels.run_tiling(x, weight, extra[0] if extra else None, y, epilogue, tiling)
+    return y
+
+
+@pytest.mark.parametrize("split", [1, 3])
+@pytest.mark.parametrize("processors", [1, 5, 500])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_persistent_block_computes_tile_after_tile(kernels, monkeypatch, name, processors, split):
+    """With fewer blocks than the 60 tiles, a number that does not divide them, and more: the same bits."""
+    monkeypatch.setattr(kernels, "processor_count", lambda device: processors)
+    values = operands(name, (150,), 130, 90, torch.bfloat16)
+    tiling = kernels.Tiling(16, 16, 32, split=split)
+    walking = dataclasses.replace(tiling, persistent=True)
+    with recorded() as launches:
+        filled(kernels, name, values, walking)
+    assert launches[0].grid == (min(60, max(1, processors // split)), split)
+    expected = filled(kernels, name, values, tiling)
+    assert not expected.isnan().any()
+    assert torch.equal(filled(kernels, name, values, walking), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_a_persistent_kernel_gives_the_same_bits_on_a_gpu(kernels, name):
+    values = {key: value.cuda() for key, value in operands(name, (2100,), 600, 4100, torch.bfloat16).items()}
+    tiling = kernels.Tiling(256, 128, 64, worker_warps=8)
+    walking = dataclasses.replace(tiling, persistent=True)
+    assert torch.equal(filled(kernels, name, values, walking), filled(kernels, name, values, tiling))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_persistent_tilings_compile_for_every_architecture(kernels, arch):
+    name = NAMES[ARCHITECTURES.index(arch) % 3]
+    values = {key: value.to("meta") for key, value in operands(name, (400,), 256, 400, torch.bfloat16).items()}
+    tilings = [kernels.Tiling(**found) for found in kernels.CANDIDATES["linear"]((512, 400, 256, True))]
+    with recorded() as launches:
+        for tiling in tilings:
+            if tiling.persistent:
+                filled(kernels, name, values, tiling)
+    assert launches
+    for launch in launches:
+        assert compile_kernel(launch.kernel, launch.args, arch)
 
 
 #: dtype, rows, K, M: every tiling that the sizes of models lead to.
