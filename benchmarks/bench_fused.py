@@ -94,6 +94,18 @@ def weight_of(features: int, depth: int) -> torch.Tensor:
 MODELS = {"Llama-8B": (4096, 4096, 1024, 14336), "Qwen3-4B": (2560, 4096, 1024, 9728)}
 
 
+#: Weights as left operands: features, depth and blocks a multiprocessor.
+SWAP = "swap"
+TURNED = ((64, 128, 2), (64, 128, 3), (64, 128, 4), (64, 256, 2), (128, 128, 2))
+GATED_TURNED = ((64, 128, 2), (64, 128, 1), (64, 64, 3), (64, 64, 4), (128, 64, 2))
+
+
+def turned(rows: int, tilings: Sequence[Sequence[int]]) -> Iterator[tuple[Any, ...]]:
+    """Such tilings for so many rows."""
+    for tiling in tilings:
+        yield (max(8, rows), *tiling, 0, SWAP)
+
+
 def gated_cases() -> Iterator[Case]:
     kernels = module("linear_silu_mul")
     one = [(1, 8, 512, 4), (1, 8, 512, 5), (1, 8, 256, 6), (1, 16, 256, 4), (1, 16, 512, 2), (1, 4, 512, 6)]
@@ -120,11 +132,14 @@ def gated_cases() -> Iterator[Case]:
             "eager": INVENTORY.reference("rms_norm_linear_silu_mul"),
         }  # fmt: skip
         tilings = [*one, *few] if rows == 1 else few if rows <= 16 else some if rows <= 32 else many
-        sweep = {label(t): functools.partial(gated_with, kernels, kernels.Tiling(*t)) for t in tilings}
+        sweep = {
+            label(t): functools.partial(gated_with, kernels, kernels.Tiling(*t[:5], swap=SWAP in t))
+            for t in [*(turned(rows, GATED_TURNED) if rows <= 32 else ()), *tilings]
+        }
         yield Case("gated", f"{model} {rows} rows", make, runs, sweep, 4.0 * depth * inner)
 
 
-def label(tiling: Sequence[int]) -> str:
+def label(tiling: Sequence[Any]) -> str:
     return "x".join(map(str, tiling))
 
 
@@ -165,8 +180,10 @@ def qkv_cases() -> Iterator[Case]:
             "fused": op("rms_norm_linear_qkv"), "norm + qkv": norm_then_qkv, "apart": qkv_apart,
             "eager": INVENTORY.reference("rms_norm_linear_qkv"),
         }  # fmt: skip
-        tilings = [*one, *few] if rows == 1 else few if rows <= 16 else some
-        sweep = {label(t): functools.partial(qkv_with, kernels, kernels.Tiling(*t)) for t in tilings}
+        tilings = [*turned(rows, TURNED), *(one if rows == 1 else ()), *(few if rows <= 16 else some)]
+        sweep = {
+            label(t): functools.partial(qkv_with, kernels, kernels.Tiling(*t[:5], swap=SWAP in t)) for t in tilings
+        }
         size = 2.0 * depth * (queries + 2 * keys)
         yield Case("qkv", f"{model} {rows} rows", make, runs, sweep, size)
 

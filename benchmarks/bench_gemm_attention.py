@@ -256,15 +256,21 @@ def linear_cases() -> Iterator[Case]:
         *((128, 128, 64, 2), (128, 128, 64, 1), (128, 128, 64, 1, 8), (128, 256, 64, 1, 8)),
         *((256, 128, 64, 1, 8), (128, 256, 64, 1, 8, 2), (256, 128, 64, 1, 8, 2), (64, 256, 64, 2)),
     ]
+    turned = [(64, 128, 2), (64, 128, 3), (64, 128, 4), (64, 256, 2), (128, 128, 2), (64, 64, 4)]
     walking = ((256, 128, 64, 1, 8), (128, 256, 64, 1, 8), (256, 256, 64, 1, 8, 2), (512, 128, 64, 1, 8, 2))
     tilings = {
         "gemv": [
+            *(tiling(8, *t, swap=True) for t in turned),
             *(tiling(1, *t) for t in gemv),
             *(tiling(1, *t, tma=False) for t in direct),
             *(tiling(16, *t) for t in few[:3]),
         ],
-        "rows8": [tiling(16, *t) for t in few],
-        "rows32": [tiling(32, *t) for t in some] + [tiling(64, 64, 128, 3), tiling(64, 128, 64, 3)],
+        "rows8": [*(tiling(8, *t, swap=True) for t in turned), *(tiling(16, *t) for t in few)],
+        "rows32": [
+            *(tiling(32, *t, swap=True) for t in turned),
+            *(tiling(32, *t) for t in some),
+            *(tiling(64, 64, 128, 3), tiling(64, 128, 64, 3)),
+        ],
         "gemm": [
             *(tiling(*t) for t in many),
             *(tiling(*t, latency=latency, persistent=True) for t in walking for latency in (0, 6)),
@@ -300,8 +306,8 @@ def linear_case(
     sweep = {}
     automatic = kernels.choose_tiling(rows, features, depth).split
     for tiling in tilings:
-        for split in {1, automatic, 2 * automatic} if 1 < rows <= 64 else {1}:
-            if split == 1 or split <= depth // tiling.depth:
+        for split in sorted({1, automatic, 2 * automatic, 2 * tiling.swap}) if tiling.rows > 1 and rows <= 64 else (1,):
+            if 0 < split <= max(1, depth // tiling.depth):
                 chosen = replace(tiling, split=split)
                 sweep[tile_label(chosen)] = functools.partial(with_tiling, chosen)
     size = 2 * (rows * depth + features * depth + rows * features)
@@ -316,7 +322,8 @@ def linear_case(
 
 def tile_label(tiling: Any) -> str:
     """The fields of a tiling, without those that have their usual value."""
-    usual = {"worker_warps": 0, "cluster": 1, "tma": True, "split": 1, "latency": 0, "persistent": False}
+    usual = {"worker_warps": 0, "cluster": 1, "tma": True, "split": 1, "latency": 0, "persistent": False,
+             "swap": False}  # fmt: skip
     return " ".join(f"{k}={v}" for k, v in asdict(tiling).items() if usual.get(k) != v)
 
 

@@ -9,8 +9,10 @@ travel through memory. Gate and up are rounded as they are on their own, then mu
 gated_activation.py does.
 
 `gated_gemv_kernel` serves one row: a block multiplies FEATURES rows of each weight in float32 registers,
-[FEATURES, DEPTH] at a time, and sums over K at the end. `gated_gemm_kernel` serves the rest on the matrix
-units, as linear.py does.
+[FEATURES, DEPTH] at a time, and sums over K at the end. `gated_gemm_kernel` serves few rows on the matrix
+units, as linear.py does, and multiplies each tile of x by both weights. Of many rows the gate is a product of its own,
+and that of up reads it when it stores: two sums in one block leave each half as wide tiles, and cannot be persistent
+(the compiler has the matrix units wait after every step).
 
 The norm. Its scale 1 / sqrt(mean(x^2) + eps) is one number for a row, so it commutes with the product: x is
 multiplied by the norm's weight on its way in, its squares are summed beside, and the finished sums are
@@ -36,7 +38,7 @@ from tilegym_fx import tuning
 from tilegym_fx.launch import H200_PROCESSORS, launch, processor_count
 
 from .gated_activation import GELU_TANH, SILU, gated
-from .linear import LATENCY, _unit_stride, as_matrix, grouped
+from .linear import GATE, LATENCY, Flag, _unit_stride, as_matrix, fills_gpu_often, grouped, linear, project
 from .norm import rms_norm, rms_norm_plus_one
 
 # The norm before the product: the parameter NORM of the kernels.
@@ -58,6 +60,7 @@ class Tiling:
         depth: Step along K.
         occupancy: Blocks that should fit on one multiprocessor.
         worker_warps: Warps that compute, 0 for the compiler's choice.
+        swap: Whether the weights are the left operands, so that as few as 8 rows of x fill a tile.
     """
 
     rows: int
@@ -65,6 +68,7 @@ class Tiling:
     depth: int
     occupancy: int
     worker_warps: int = 0
+    swap: bool = False
 
 
 def row_tile(x, norm_weight, k, squares, depth, norm):
@@ -112,21 +116,37 @@ def gated_gemv_kernel(
 
 
 @ct.kernel
-def gated_gemm_kernel(x, gate_weight, up_weight, out, KIND: Int, ROWS: Int, FEATURES: Int, DEPTH: Int):
+def gated_gemm_kernel(x, gate_weight, up_weight, out, KIND: Int, ROWS: Int, FEATURES: Int, DEPTH: Int, SWAP: Flag):
     ct.grid_dependency_control_wait()
-    row, column = grouped(ct.bid(0), ct.cdiv(x.shape[0], ROWS), ct.cdiv(out.shape[1], FEATURES))
-    gate = ct.zeros((ROWS, FEATURES), ct.float32)
-    up = ct.zeros((ROWS, FEATURES), ct.float32)
+    row, column = grouped(ct.bid(0), ct.cdiv(x.shape[0], ROWS), ct.cdiv(out.shape[1], FEATURES), ROWS)
+    gate = no_sums(ROWS, FEATURES, SWAP)
+    up = no_sums(ROWS, FEATURES, SWAP)
     for k in range(ct.cdiv(x.shape[1], DEPTH)):
-        left = ct.load(x, (row, k), (ROWS, DEPTH), padding_mode=ZERO)
-        gate = ct.mma(left, weight_tile(gate_weight, k, column, (DEPTH, FEATURES)), gate)
-        up = ct.mma(left, weight_tile(up_weight, k, column, (DEPTH, FEATURES)), up)
+        left = x_tile(x, row, k, (ROWS, DEPTH), SWAP)
+        gate = multiplied(left, gate_weight, k, column, (FEATURES, DEPTH), gate, SWAP)
+        up = multiplied(left, up_weight, k, column, (FEATURES, DEPTH), up, SWAP)
+    if SWAP:
+        gate, up = ct.transpose(gate), ct.transpose(up)
     store_gated(gate, up, out, row, column, KIND)
 
 
-def weight_tile(weight, k, column, shape):
-    """A tile [DEPTH, FEATURES] of W [features, K]."""
-    return ct.load(weight, (k, column), shape, order=(1, 0), padding_mode=ZERO)
+def no_sums(rows, features, swap):
+    """Zeros for the sums of a tile, which are turned where the weight is the left operand."""
+    return ct.zeros((features, rows) if swap else (rows, features), ct.float32)
+
+
+def x_tile(x, row, k, shape, swap):
+    """A tile [ROWS, DEPTH] of x; turned, where it is to be the right operand."""
+    if swap:
+        return ct.load(x, (k, row), (shape[1], shape[0]), order=(1, 0), padding_mode=ZERO)
+    return ct.load(x, (row, k), shape, padding_mode=ZERO)
+
+
+def multiplied(of_x, weight, k, column, shape, sums, swap):
+    """`sums` and the product of a tile of x and one, [FEATURES, DEPTH], of W [features, K]."""
+    if swap:
+        return ct.mma(ct.load(weight, (column, k), shape, padding_mode=ZERO), of_x, sums)
+    return ct.mma(of_x, ct.load(weight, (k, column), (shape[1], shape[0]), order=(1, 0), padding_mode=ZERO), sums)
 
 
 def store_gated(gate, up, out, row, column, kind):
@@ -244,6 +264,8 @@ def _gated(
     lead = x.shape[:-1]
     gate, up = _unit_stride(gate), _unit_stride(up)
     x, norm = split_norm(x, norm, gate)
+    if norm is None and fills_gpu_often(x.shape[0], gate.shape[0], x.itemsize):
+        return project(x, up, linear(x, gate), GATE + kind).view(*lead, gate.shape[0])
     out = torch.empty((x.shape[0], gate.shape[0]), dtype=x.dtype, device=x.device)
     if not x.shape[1]:
         out.zero_()
@@ -264,7 +286,7 @@ def run_gated(
         args = (*norm_arguments(x, norm, gate, up, out), kind, *shape)
         return launch(hinted(gated_gemv_kernel, tiling), (columns,), args)
     grid = (-(-rows // tiling.rows) * columns,)
-    launch(hinted(gated_gemm_kernel, tiling), grid, (x, gate, up, out, kind, tiling.rows, *shape))
+    launch(hinted(gated_gemm_kernel, tiling), grid, (x, gate, up, out, kind, tiling.rows, *shape, tiling.swap))
 
 
 def linear_silu_mul(

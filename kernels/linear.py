@@ -5,10 +5,11 @@
 Three kernels. `linear_gemv_kernel` serves one row: it is bound by reading W, so a block owns FEATURES rows
 of W and walks along K in steps of DEPTH, multiplying into a [FEATURES, DEPTH] float32 tile that is summed
 over K once, at the end. `linear_gemm_kernel` serves the rest with `ct.mma` on ROWS x FEATURES x DEPTH
-tiles; tiles are numbered so that GROUP tiles of rows share the tiles of W while these are in the L2 cache.
+tiles; these are numbered so that GROUP_ROWS rows share the tiles of W while they are in the L2 cache.
 When its tiles are too few to fill the GPU, K is cut into SPLIT parts that `linear_reduce_kernel` sums,
 always in the same order, so a result never depends on timing. When they are many, a tiling may be persistent: no
-more blocks than the GPU holds walk over the tiles, so that one tile is stored while the next is being loaded.
+more blocks than the GPU holds walk over the tiles, so that one tile is stored while the next is being loaded. Of few
+rows W may be the left operand: a warpgroup multiplies 64 rows of its left operand at least, and 8 columns of its right.
 
 W may be row-major ([M, K], nn.Linear) or column-major (a transposed view of [K, M], GPT-2's Conv1D): the
 loads take the strides as they are. All sizes are allowed: tiles that stick out are filled with zeros, which
@@ -31,13 +32,17 @@ import torch
 from tilegym_fx import tuning
 from tilegym_fx.launch import H200_PROCESSORS, launch, processor_count, with_hints
 
+from .gated_activation import gated
+
 # What is added to the product before it is rounded: the parameter EPILOGUE of the kernels.
 NOTHING = 0
 BIAS = 1  # [features], one value a column
 RESIDUAL = 2  # [rows, features], one value an element
+# Or by what it is multiplied: act(gate), [rows, features]. GATE + SILU or GATE + GELU_TANH of gated_activation.py.
+GATE = 3
 
-#: Tiles of rows that share tiles of W in the L2 cache.
-GROUP = 8
+#: Rows of x whose tiles share the tiles of W in the L2 cache.
+GROUP_ROWS = 2048
 #: Prefetch depth of W: the deepest, because nothing else uses the memory meanwhile.
 LATENCY = 10
 #: A part of a split K keeps at least this much of it, so that its pipeline fills.
@@ -69,6 +74,7 @@ class Tiling:
         latency: Prefetch depth of the GEMM's loads, 1 to 10, 0 for the compiler's choice. With deep ones a persistent
             kernel spills registers: on sm_90 from 8 on and, where a residual is added, 256 x 128 from 6 on.
         persistent: Whether a block of the GEMM computes tile after tile, not one.
+        swap: Whether W is the left operand of the GEMM, so that as few as 8 rows of x fill a tile.
     """
 
     rows: int
@@ -81,15 +87,19 @@ class Tiling:
     split: int = 1
     latency: int = 0
     persistent: bool = False
+    swap: bool = False
 
 
-def added(sums, extra, row, column, epilogue):
-    """The float32 sums of one tile with the tile of the bias or the residual that belongs to it."""
+def finished(sums, extra, row, column, epilogue):
+    """The float32 sums of one tile with the tile of the bias, the residual or the gate that belongs to it."""
     if epilogue == BIAS:
         bias = ct.load(extra, (column,), (sums.shape[1],), padding_mode=ZERO)
         sums = sums + ct.reshape(ct.astype(bias, ct.float32), (1, sums.shape[1]))
     if epilogue == RESIDUAL:
         sums = sums + ct.astype(ct.load(extra, (row, column), sums.shape, padding_mode=ZERO), ct.float32)
+    if epilogue >= GATE:
+        gate = ct.load(extra, (row, column), sums.shape, padding_mode=ZERO)
+        sums = gated(gate, ct.astype(sums, gate.dtype), epilogue - GATE, gate.dtype == ct.float32)
     return sums
 
 
@@ -105,49 +115,71 @@ def linear_gemv_kernel(x, weight, extra, y, EPILOGUE: Int, FEATURES: Int, DEPTH:
         right = ct.load(weight, (column, k), shape, padding_mode=ZERO, latency=LATENCY, allow_tma=TMA)
         products = products + ct.astype(right, ct.float32) * ct.astype(left, ct.float32)
     sums = ct.reshape(ct.sum(products, axis=1), (1, FEATURES))
-    ct.store(y, (0, column), ct.astype(added(sums, extra, 0, column, EPILOGUE), y.dtype))
+    ct.store(y, (0, column), ct.astype(finished(sums, extra, 0, column, EPILOGUE), y.dtype))
 
 
 @ct.kernel
 def linear_gemm_kernel(
-    x, weight, extra, y, parts,
-    EPILOGUE: Int, ROWS: Int, FEATURES: Int, DEPTH: Int, SPLIT: Int, LATENCY: Int, PERSISTENT: Flag,
+    x, weight, extra, y, parts, EPILOGUE: Int, ROWS: Int, FEATURES: Int, DEPTH: Int,
+    SPLIT: Int, LATENCY: Int, PERSISTENT: Flag, SWAP: Flag,
 ):  # fmt: skip
     ct.grid_dependency_control_wait()
     shape = (ROWS, FEATURES, DEPTH)
     if PERSISTENT:
         tiles = ct.cdiv(x.shape[0], ROWS) * ct.cdiv(weight.shape[0], FEATURES)
         for tile in range(ct.bid(0), tiles, ct.num_blocks(0)):
-            gemm_tile(x, weight, extra, y, parts, tile, EPILOGUE, shape, SPLIT, LATENCY)
+            linear_tile(x, weight, extra, y, parts, tile, EPILOGUE, shape, SPLIT, LATENCY, SWAP)
     else:
-        gemm_tile(x, weight, extra, y, parts, ct.bid(0), EPILOGUE, shape, SPLIT, LATENCY)
+        linear_tile(x, weight, extra, y, parts, ct.bid(0), EPILOGUE, shape, SPLIT, LATENCY, SWAP)
 
 
-def gemm_tile(x, weight, extra, y, parts, tile, epilogue, shape, split, latency):
+def linear_tile(x, weight, extra, y, parts, tile, epilogue, shape, split, latency, swap):
     """Compute and store one tile: of y, or of the part of K that belongs to the block."""
     rows, features, depth = shape
-    row, column = grouped(tile, ct.cdiv(x.shape[0], rows), ct.cdiv(weight.shape[0], features))
+    row, column = grouped(tile, ct.cdiv(x.shape[0], rows), ct.cdiv(weight.shape[0], features), rows)
     steps = ct.cdiv(x.shape[1], depth)
     first = ct.bid(1) * ct.cdiv(steps, split)
     last = ct.minimum(first + ct.cdiv(steps, split), steps)
+    sums = product(x, weight, row, column, first, last, shape, latency, swap)
+    if split == 1:
+        ct.store(y, (row, column), ct.astype(finished(sums, extra, row, column, epilogue), y.dtype))
+    else:
+        ct.store(parts, (ct.bid(1), row, column), ct.reshape(sums, (1, rows, features)))
+
+
+def product(x, weight, row, column, first, last, shape, latency, swap):
+    """The float32 sums [ROWS, FEATURES] of one tile over some of the steps along K."""
+    rows, features, depth = shape
     hint = latency if latency else None
+    if swap:
+        turned = ct.zeros((features, rows), ct.float32)
+        for k in range(first, last):
+            left = ct.load(weight, (column, k), (features, depth), padding_mode=ZERO, latency=hint)
+            right = ct.load(x, (k, row), (depth, rows), order=(1, 0), padding_mode=ZERO, latency=hint)
+            turned = ct.mma(left, ct.astype(right, weight.dtype), turned)
+        return ct.transpose(turned)
     sums = ct.zeros((rows, features), ct.float32)
     for k in range(first, last):
         left = ct.load(x, (row, k), (rows, depth), padding_mode=ZERO, latency=hint)
         right = ct.load(weight, (k, column), (depth, features), order=(1, 0), padding_mode=ZERO, latency=hint)
         sums = ct.mma(ct.astype(left, weight.dtype), right, sums)
-    if split == 1:
-        ct.store(y, (row, column), ct.astype(added(sums, extra, row, column, epilogue), y.dtype))
-    else:
-        ct.store(parts, (ct.bid(1), row, column), ct.reshape(sums, (1, rows, features)))
+    return sums
 
 
-def grouped(tile, rows, columns):
-    """Row and column of a tile by its number: down GROUP rows, then the next column, at the end the next group."""
-    width = GROUP * columns
-    start = tile // width * GROUP
-    height = ct.minimum(rows - start, GROUP)
-    return start + tile % width % height, tile % width // height
+def grouped(tile, rows, columns, height):
+    """Row and column of a tile by its number: down GROUP_ROWS rows, then the next column, at the end the next group.
+
+    Args:
+        tile: The number.
+        rows: Tiles that x has.
+        columns: Tiles that W has.
+        height: Rows of a tile.
+    """
+    group = GROUP_ROWS // height
+    width = group * columns
+    start = tile // width * group
+    tall = ct.minimum(rows - start, group)
+    return start + tile % width % tall, tile % width // tall
 
 
 @ct.kernel
@@ -158,7 +190,7 @@ def linear_reduce_kernel(parts, extra, y, EPILOGUE: Int, WIDTH: Int, SPLIT: Int)
     for part in range(SPLIT):
         tile = ct.load(parts, (part, row, column), (1, 1, WIDTH), padding_mode=ZERO)
         sums = sums + ct.reshape(tile, (1, WIDTH))
-    ct.store(y, (row, column), ct.astype(added(sums, extra, row, column, EPILOGUE), y.dtype))
+    ct.store(y, (row, column), ct.astype(finished(sums, extra, row, column, EPILOGUE), y.dtype))
 
 
 @lru_cache(maxsize=4096)
@@ -187,14 +219,19 @@ def choose_tiling(
         tiling = Tiling(16, 64, 32) if rows <= 16 else Tiling(64, 64, 16)
     elif rows <= 64:  # bound by reading W
         tiling = _short_tiling(rows, features, depth, processors)
-    elif rows * features >= 4096 * 4096:
-        return Tiling(256, 128, 64, worker_warps=8)
+    elif fills_gpu_often(rows, features, itemsize):
+        return Tiling(128, 256, 64, worker_warps=8, latency=6, persistent=True)
     else:
         tiles = -(-rows // 128) * -(-features // 128)
         is_one_wave = 3 * processors <= 4 * tiles <= 4 * processors
         tiling = Tiling(128, 128, 64, occupancy=1 if is_one_wave else 2)
     split = _split(tiling, rows, features, depth, processors)
     return tiling if split == 1 else replace(tiling, split=split)
+
+
+def fills_gpu_often(rows: int, features: int, itemsize: int) -> bool:
+    """Whether a product has so many tiles of 128 x 256 that persistent blocks compute two or more of them each."""
+    return itemsize < 4 and rows > 64 and rows * features >= 2048 * 4096
 
 
 def _gemv_tiling(features: int, depth: int, itemsize: int, row_major: bool, processors: int) -> Tiling:
@@ -241,33 +278,34 @@ def linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     Returns:
         Contiguous [..., M] in the dtype of the input.
     """
-    return _linear(input, weight, None, NOTHING)
+    return project(input, weight, None, NOTHING)
 
 
 def linear_bias(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """`linear` plus `bias` [M], added in float32 before the result is rounded."""
-    return _linear(input, weight, bias, BIAS)
+    return project(input, weight, bias, BIAS)
 
 
 def linear_add(input: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     """`linear` plus `residual` [..., M], added in float32 before the one rounding, to their common dtype."""
-    return _linear(input, weight, residual, RESIDUAL)
+    return project(input, weight, residual, RESIDUAL)
 
 
 def linear_fp32(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`linear` whose float32 sums are not rounded: [..., M], float32."""
-    return _linear(input, weight, None, NOTHING, torch.float32)
+    return project(input, weight, None, NOTHING, torch.float32)
 
 
 def linear_fp32_weight(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`linear_fp32` with a float32 weight for rows of 16 bits."""
-    return _linear(input, weight, None, NOTHING, torch.float32)
+    return project(input, weight, None, NOTHING, torch.float32)
 
 
-def _linear(
+def project(
     input: torch.Tensor, weight: torch.Tensor, extra: torch.Tensor | None, epilogue: int,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
+    """The product with any epilogue; `dtype` is that of the result, by default the input's."""
     features, depth = weight.shape
     x = _unit_stride(as_matrix(input))
     weight = _unit_stride(weight)
@@ -335,20 +373,26 @@ def run_tiling(
     split = tiling.split
     parts = x if split == 1 else torch.empty((split, rows, features), dtype=torch.float32, device=y.device)
     kernel = with_hints(linear_gemm_kernel, tiling.occupancy, tiling.worker_warps, tiling.cluster)
-    cut = (tiling.rows, tiling.features, tiling.depth, split, tiling.latency, tiling.persistent)
-    grid = (_blocks(tiling, -(-rows // tiling.rows) * columns, x.device), split)
-    launch(kernel, grid, (x, weight, extra, y, parts, epilogue, *cut))
+    cut = (tiling.rows, tiling.features, tiling.depth, split, tiling.latency, tiling.persistent, tiling.swap)
+    blocks = -(-rows // tiling.rows) * columns
+    if tiling.persistent:
+        blocks = resident_blocks(blocks, tiling.occupancy, x.device, share=tiling.cluster * split)
+    launch(kernel, (blocks, split), (x, weight, extra, y, parts, epilogue, *cut))
     if split > 1:
         grid = (-(-features // REDUCE_WIDTH), rows)
         launch(linear_reduce_kernel, grid, (parts, extra, y, epilogue, REDUCE_WIDTH, split))
 
 
-def _blocks(tiling: Tiling, tiles: int, device: torch.device) -> int:
-    """Blocks for the tiles of one part of K: one a tile or, to walk over them, as many as the GPU holds at once."""
-    if not tiling.persistent:
-        return tiles
-    held = processor_count(device) * tiling.occupancy // (tiling.cluster * tiling.split)
-    return max(1, min(tiles, held))
+def resident_blocks(tiles: int, occupancy: int, device: torch.device, *, share: int = 1) -> int:
+    """Blocks that walk over the tiles: as many as the GPU holds at once, or one a tile where these are fewer.
+
+    Args:
+        tiles: How many there are.
+        occupancy: Blocks that fit on one multiprocessor.
+        device: The GPU.
+        share: By how much fewer blocks fit, as several multiprocessors work on one, or on parts of K.
+    """
+    return max(1, min(tiles, processor_count(device) * occupancy // share))
 
 
 def as_matrix(rows: torch.Tensor) -> torch.Tensor:

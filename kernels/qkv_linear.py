@@ -31,10 +31,9 @@ from .gated_linear import (
     row_tile,
     split_norm,
     weight_rows,
-    weight_tile,
 )
 from .linear import CANDIDATES as OF_LINEAR
-from .linear import _unit_stride, linear, linear_bias
+from .linear import Flag, _unit_stride, linear, linear_bias, product
 
 #: Up to so many rows q, k and v are one launch.
 QKV_ROWS = 64
@@ -45,7 +44,6 @@ APART_FEATURES = 8192
 #: What `python -m tilegym_fx.tune` tries.
 CANDIDATES = {**OF_LINEAR, "qkv_linear": candidates, "normed_linear": candidates}
 
-Flag = ct.Constant[bool]
 Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -107,17 +105,15 @@ def qkv_gemv_kernel(
 @ct.kernel
 def qkv_gemm_kernel(
     x, q_weight, k_weight, v_weight, q_bias, k_bias, v_bias, q, k, v,
-    BIAS: Flag, Q_TILES: Int, K_TILES: Int, ROWS: Int, FEATURES: Int, DEPTH: Int,
+    BIAS: Flag, Q_TILES: Int, K_TILES: Int, ROWS: Int, FEATURES: Int, DEPTH: Int, SWAP: Flag,
 ):  # fmt: skip
     ct.grid_dependency_control_wait()
     column, row = ct.bid(0), ct.bid(1)
     column, weight, bias, out = pick(
         column, Q_TILES, K_TILES, (q_weight, q_bias, q), (k_weight, k_bias, k), (v_weight, v_bias, v)
     )
-    sums = ct.zeros((ROWS, FEATURES), ct.float32)
-    for step in range(ct.cdiv(x.shape[1], DEPTH)):
-        left = ct.load(x, (row, step), (ROWS, DEPTH), padding_mode=ZERO)
-        sums = ct.mma(left, weight_tile(weight, step, column, (DEPTH, FEATURES)), sums)
+    shape = (ROWS, FEATURES, DEPTH)
+    sums = product(x, weight, row, column, 0, ct.cdiv(x.shape[1], DEPTH), shape, 0, SWAP)
     store_sums(sums, bias, out, row, column, BIAS)
 
 
@@ -156,7 +152,7 @@ def run_qkv(
         args = (*norm_arguments(x, norm, *arrays), *constants, *shape)
         return launch(hinted(qkv_gemv_kernel, tiling), (sum(tiles),), args)
     grid = (sum(tiles), -(-x.shape[0] // tiling.rows))
-    launch(hinted(qkv_gemm_kernel, tiling), grid, (x, *arrays, *constants, tiling.rows, *shape))
+    launch(hinted(qkv_gemm_kernel, tiling), grid, (x, *arrays, *constants, tiling.rows, *shape, tiling.swap))
 
 
 def linear_qkv(input: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, v_weight: torch.Tensor) -> Weights:

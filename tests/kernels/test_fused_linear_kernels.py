@@ -104,12 +104,61 @@ def test_a_decode_step_is_one_launch_and_several_rows_are_normed_before(name: st
         ("linear_qkv", ["linear_gemm_kernel"] * 3),
         ("rms_norm_linear", ["rms_norm_kernel", "linear_gemm_kernel"]),
         ("rms_norm_linear_qkv_bias", ["rms_norm_kernel", *["linear_gemm_kernel"] * 3]),
-        ("rms_norm_linear_silu_mul", ["rms_norm_kernel", "gated_gemm_kernel"]),
+        ("rms_norm_linear_silu_mul", ["rms_norm_kernel", *["linear_gemm_kernel"] * 2]),
     ],
 )
 def test_many_rows_are_normed_once_and_fill_the_gpu_with_each_product(name: str, kernels: list[str]) -> None:
     launches = launches_of(name, torch.bfloat16, {"N": 4096, "K": 4096, "Q": 4096, "M": 1024, "I": 14336})
     assert [launch.kernel._pyfunc.__name__ for launch in launches] == kernels
+
+
+def unlike(results: Any, value: float = math.nan) -> list[torch.Tensor]:
+    """Tensors like these in which nothing has been written yet."""
+    return [torch.full_like(result, value) for result in results]
+
+
+@pytest.mark.parametrize("rows", [3, 8, 20])
+def test_weights_may_be_the_left_operands(gated: ModuleType, projected: ModuleType, rows: int) -> None:
+    """Tiles that stick out on every side, in either layout of the weights."""
+    torch.manual_seed(rows)
+    x, wide, narrow = torch.randn(rows, 70), torch.randn(100, 70), torch.randn(30, 70)
+    expected = torch.nn.functional.silu(x @ wide.t()) * (x @ wide.t())
+    usual, turned = gated.Tiling(16, 32, 32, 1), gated.Tiling(8, 64, 32, 1, swap=True)
+    for tiling in (usual, turned):
+        for weight in (wide, wide.t().contiguous().t()):
+            (out,) = unlike([expected])
+            gated.run_gated(x, None, weight, weight, out, gated.SILU, tiling)
+            torch.testing.assert_close(out, expected)
+        outs = unlike([x @ weight.t() for weight in (wide, narrow, narrow)])
+        projected.run_qkv(x, None, (wide, narrow, narrow), None, outs, tiling)
+        for out, weight in zip(outs, (wide, narrow, narrow), strict=True):
+            torch.testing.assert_close(out, x @ weight.t())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [8, 32])
+def test_weights_as_left_operands_are_right_on_a_gpu(gated: ModuleType, projected: ModuleType, rows: int) -> None:
+    x, gate, up = (torch.randn(n, 1000, device="cuda", dtype=torch.bfloat16) for n in (rows, 700, 700))
+    usual, turned = gated.Tiling(16, 32, 128, 2), gated.Tiling(rows, 64, 128, 2, swap=True)
+    for run in (
+        lambda outs, tiling: gated.run_gated(x, None, gate, up, outs[0], gated.SILU, tiling),
+        lambda outs, tiling: projected.run_qkv(x, None, (gate, up, up), None, outs, tiling),
+    ):
+        expected, outs = (unlike([torch.empty_like(x[:, :700])] * 3, 0.0) for _ in range(2))
+        run(expected, usual)
+        run(outs, turned)
+        torch.testing.assert_close(outs, expected)
+
+
+@pytest.mark.gpu
+def test_the_gate_of_many_rows_is_right_on_a_gpu(gated: ModuleType) -> None:
+    x, gate, up = (torch.randn(n, 520, device="cuda", dtype=torch.bfloat16) for n in (2100, 4100, 4100))
+    (expected,) = unlike([torch.empty(2100, 4100, device="cuda", dtype=torch.bfloat16)])
+    gated.run_gated(x, None, gate, up, expected, gated.SILU, gated.Tiling(128, 128, 64, 1, 8))
+    with recorded() as launches:
+        gated.linear_silu_mul(x, gate, up)
+    assert [launch.kernel._pyfunc.__name__ for launch in launches] == ["linear_gemm_kernel"] * 2
+    torch.testing.assert_close(gated.linear_silu_mul(x, gate, up), expected)
 
 
 def test_weights_are_not_copied(gated: ModuleType) -> None:

@@ -205,6 +205,44 @@ def test_a_persistent_block_computes_tile_after_tile(kernels, monkeypatch, name,
     assert torch.equal(filled(kernels, name, values, walking), expected)
 
 
+@pytest.mark.parametrize("rows", [1, 5, 8, 40])
+@pytest.mark.parametrize("split", [1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_weight_may_be_the_left_operand(kernels, name, split, rows):
+    """Tiles that stick out on every side, in either layout of the weight."""
+    values = operands(name, (rows,), 130, 90, torch.float32)
+    expected = filled(kernels, name, values, kernels.Tiling(16, 16, 32))
+    tiling = kernels.Tiling(8, 64, 32, split=split, swap=True)
+    for weight in (values["weight"], values["weight"].t().contiguous().t()):
+        torch.testing.assert_close(filled(kernels, name, {**values, "weight": weight}, tiling), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["SILU", "GELU_TANH"])
+def test_a_gate_opens_what_a_product_gives(kernels, kind, dtype):
+    """The same as the product, rounded, and then the activation of its own."""
+    gated = sys.modules[inventory.load().entry_point("silu_mul").__module__]
+    code = getattr(gated, kind)
+    x, weight, gate = operands("linear_add", (21,), 70, 50, dtype).values()
+    y = torch.full_like(gate, torch.nan)
+    tiling = kernels.Tiling(16, 16, 32)
+    kernels.run_tiling(x, weight, gate, y, kernels.GATE + code, tiling)
+    up = torch.full_like(gate, torch.nan)
+    kernels.run_tiling(x, weight, None, up, kernels.NOTHING, tiling)
+    assert torch.equal(y, gated._gated(gate, up, code))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_the_weight_as_the_left_operand_is_right_on_a_gpu(kernels, name, rows):
+    values = {key: value.cuda() for key, value in operands(name, (rows,), 700, 1500, torch.bfloat16).items()}
+    expected = filled(kernels, name, values, kernels.Tiling(16, 32, 128, 2))
+    for split in (1, 2):
+        tiling = kernels.Tiling(max(8, rows), 64, 128, 2, split=split, swap=True)
+        torch.testing.assert_close(filled(kernels, name, values, tiling), expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_a_persistent_kernel_gives_the_same_bits_on_a_gpu(kernels, name):
