@@ -38,7 +38,18 @@ from tilegym_fx import tuning
 from tilegym_fx.launch import H200_PROCESSORS, launch, processor_count
 
 from .gated_activation import GELU_TANH, SILU, gated
-from .linear import GATE, LATENCY, Flag, _unit_stride, as_matrix, fills_gpu_often, grouped, linear, project
+from .linear import (
+    GATE,
+    LATENCY,
+    Flag,
+    _unit_stride,
+    as_matrix,
+    fills_gpu_often,
+    grouped,
+    linear,
+    project,
+    row_tile_size,
+)
 from .norm import rms_norm, rms_norm_plus_one
 
 # The norm before the product: the parameter NORM of the kernels.
@@ -159,7 +170,7 @@ def store_gated(gate, up, out, row, column, kind):
 @lru_cache(maxsize=4096)
 def choose_tiling(rows: int, features: int, *, weights: int = 1, itemsize: int = 2, row_major: bool = True,
                   processors: int = H200_PROCESSORS) -> Tiling:  # fmt: skip
-    """The tiling for a fused product, as benchmarks/bench_fused.py found them best.
+    """The tiling for a fused product, as benchmarks/bench_fused.py found them best (benchmarks/2026-12-01_h200 last).
 
     Args:
         rows: Rows of x.
@@ -175,6 +186,8 @@ def choose_tiling(rows: int, features: int, *, weights: int = 1, itemsize: int =
         return Tiling(16, 64 // weights, 32, 1) if rows <= 16 else Tiling(64, 64 // weights, 16, 1)
     if rows > 64:
         return Tiling(128, 256 // weights, 64, 1, worker_warps=8)
+    if rows <= 32 and row_major:
+        return Tiling(row_tile_size(rows), 64, 128, 2, swap=True)
     if rows <= 32 and weights == 1 and features < 64 * processors:
         return Tiling(16 if rows <= 16 else 32, 32, 128, 4)
     if rows > 16:
@@ -214,7 +227,8 @@ def candidates(shape_class: tuning.ShapeClass, weights: int = 1) -> tuple[tuning
         tilings = [Tiling(1, features, depth, occupancy) for features, depth, occupancy in sizes]
     elif rows <= 32:
         tile = max(16, rows)
-        tilings = [Tiling(tile, features, 128, o) for features in (32, 64) for o in (2, 3, 4)]
+        tilings = [Tiling(row_tile_size(rows), 64, 128, o, swap=True) for o in (1, 2, 3)]
+        tilings += [Tiling(tile, features, 128, o) for features in (32, 64) for o in (2, 3, 4)]
         tilings += [Tiling(tile, features // share, 64, 3) for features in (64, 128)]
     else:
         tilings = [Tiling(64, 128 // share, 64, 2), Tiling(128, 256 // share, 64, 1, worker_warps=8)]

@@ -30,7 +30,7 @@ import cuda.tile as ct
 import torch
 
 from tilegym_fx import tuning
-from tilegym_fx.launch import H200_PROCESSORS, launch, processor_count, with_hints
+from tilegym_fx.launch import H200_PROCESSORS, covering_power, launch, processor_count, with_hints
 
 from .gated_activation import gated
 
@@ -200,10 +200,10 @@ def choose_tiling(
 ) -> Tiling:  # fmt: skip
     """The tiling for a product of these sizes.
 
-    The rules were drawn from the sweep in benchmarks/2026-11-29_h200_kernels/gemm_attention.json. Blocks that
-    fill the GPU in one wave, or in many, are worth more than any other property of a tiling. A single row
-    of x with many features goes to the matrix units, as one of 16 rows: their tiles arrive by bulk copies,
-    which keep more bytes in flight than loads to registers.
+    The rules were drawn from the sweeps in benchmarks/2026-11-29_h200_kernels and, for weights on the left and
+    persistent blocks, in benchmarks/2026-12-01_h200. Blocks that fill the GPU in one wave, or in many, are worth more
+    than most. A single row of x with many features goes to the matrix units, as one of 8 rows: their tiles arrive
+    by bulk copies, which keep more bytes in flight than loads to registers.
 
     Args:
         rows: Rows of x.
@@ -218,7 +218,7 @@ def choose_tiling(
     if itemsize == 4:  # multiply-add instructions, unrolled: larger tiles spill registers
         tiling = Tiling(16, 64, 32) if rows <= 16 else Tiling(64, 64, 16)
     elif rows <= 64:  # bound by reading W
-        tiling = _short_tiling(rows, features, depth, processors)
+        return _short_tiling(rows, features, depth, row_major, processors)
     elif fills_gpu_often(rows, features, itemsize):
         return Tiling(128, 256, 64, worker_warps=8, latency=6, persistent=True)
     else:
@@ -245,16 +245,33 @@ def _gemv_tiling(features: int, depth: int, itemsize: int, row_major: bool, proc
     return Tiling(1, 4, 1024, occupancy=4, tma=False)
 
 
-def _short_tiling(rows: int, features: int, depth: int, processors: int) -> Tiling:
-    """Up to 64 rows: narrow tiles as long as these fill the GPU, wide ones for many features or long K."""
+def _short_tiling(rows: int, features: int, depth: int, row_major: bool, processors: int) -> Tiling:
+    """Up to 64 rows: W on the left, whose tiles of 64 features are as narrow as the matrix units take them."""
+    if rows > 32 or not row_major:
+        return _short_tiling_of_x(rows, features, depth, processors)
+    tiles = -(-features // 64)
+    tiling = Tiling(row_tile_size(rows), 64, 128, occupancy=3 if tiles > processors else 2, swap=True)
+    if 4 * tiles >= processors and (depth <= 8192 or tiles >= processors):
+        return tiling
+    return replace(tiling, split=_split(tiling, rows, features, depth, processors))
+
+
+def row_tile_size(rows: int) -> int:
+    """Rows of a tile that holds all rows, 32 at most, where W is the left operand."""
+    return max(8, covering_power(rows))
+
+
+def _short_tiling_of_x(rows: int, features: int, depth: int, processors: int) -> Tiling:
+    """x on the left: narrow tiles as long as these fill the GPU, wide ones for many features or long K."""
+    tiling = Tiling(64, 128, 64, occupancy=3)
     if rows <= 16:
         wide = features >= 64 * processors or depth > 8192
-        return Tiling(16, 64 if wide else 32, 128, occupancy=4)
-    if rows <= 32 and features <= 16 * processors:
-        return Tiling(32, 32, 256, occupancy=3)
-    if rows <= 32 and features >= 96 * processors:
-        return Tiling(32, 128, 128, occupancy=2)
-    return Tiling(64, 128, 64, occupancy=3)
+        tiling = Tiling(16, 64 if wide else 32, 128, occupancy=4)
+    elif rows <= 32 and features <= 16 * processors:
+        tiling = Tiling(32, 32, 256, occupancy=3)
+    elif rows <= 32 and features >= 96 * processors:
+        tiling = Tiling(32, 128, 128, occupancy=2)
+    return replace(tiling, split=_split(tiling, rows, features, depth, processors))
 
 
 def _split(tiling: Tiling, rows: int, features: int, depth: int, processors: int) -> int:
@@ -339,13 +356,21 @@ def _tiling(x: torch.Tensor, weight: torch.Tensor) -> Tiling:
 def _candidates(shape_class: tuning.ShapeClass) -> tuple[tuning.Config, ...]:
     rows, _, _, row_major = shape_class
     if rows == 1 and row_major:
-        wide = (Tiling(16, 32, 128, 4), Tiling(16, 64, 128, 4))
+        wide = (Tiling(16, 64, 128, 4), *(Tiling(8, 64, 128, o, swap=True) for o in (2, 3)))
         narrow = (Tiling(1, 2, 2048, 4), Tiling(1, 4, 1024, 4, tma=False), Tiling(1, 8, 512, 5))
         tilings = (*narrow, Tiling(1, 16, 512, 3), Tiling(1, 16, 1024, 2), *wide)
     elif rows <= 16:
-        tilings = tuple(Tiling(16, features, 128, o) for features in (32, 64, 128) for o in (2, 4))
+        turned = tuple(Tiling(row_tile_size(rows), 64, 128, o, swap=True) for o in (2, 3, 4))
+        tilings = (*turned, *(Tiling(16, features, 128, o) for features in (32, 64) for o in (2, 4)))
     elif rows <= 64:
-        tilings = (Tiling(32, 32, 128, 4), Tiling(32, 32, 256, 3), Tiling(32, 128, 128, 2), Tiling(64, 128, 64, 3))
+        turned = tuple(Tiling(32, 64, 128, o, swap=True) for o in (2, 3, 4)) if rows <= 32 else ()
+        tilings = (
+            *turned,
+            Tiling(32, 32, 128, 4),
+            Tiling(32, 32, 256, 3),
+            Tiling(32, 128, 128, 2),
+            Tiling(64, 128, 64, 3),
+        )
     else:
         large = Tiling(256, 128, 64, worker_warps=8)
         wide = Tiling(128, 256, 64, worker_warps=8, latency=6)
