@@ -27,9 +27,9 @@ from .export import MODEL_ERRORS, cache_of, copies
 from .export.trace import describe
 from .folder_form import emitted_path, make_emitted_folder, refuse_foreign
 from .judging import UNCHECKED, Checked, Rewriting, Run, judged, put_unjudged, wider_run
+from .live_model import BATCH, Call, is_meta, model_device, split_inputs
 from .live_report import Report
 from .ops import lower_as_calls, tell_of_references, what_runs
-from .planner import BATCH, Call, is_meta, model_device, plan_source_form, split_inputs
 from .rehearsal import compilers, language_calls
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -123,6 +123,8 @@ def _searched_and_applied(
     emit: str | Path | None,
 ) -> tuple[Report, Checked]:  # fmt: skip
     """Where the first layers stood for all and the result is wrong, all are looked at before anybody is told."""
+    from .planner import plan_source_form  # what searches is imported by those alone who search: most starts do not
+
     why_whole = ""
     while True:
         _, report = plan_source_form(model, inputs=inputs, only=only, skip=skip, whole=why_whole)

@@ -11,7 +11,7 @@ import pytest
 import tiny_models
 import torch
 
-from tilegym_fx import kernelize, live, plan_cache, report, restore
+from tilegym_fx import kernelize, plan_cache, planner, report, restore
 from tilegym_fx.apply import is_applied
 from tilegym_fx.errors import UsageError
 
@@ -31,13 +31,13 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The models that are searched from now on."""
     searched: list[Any] = []
-    plan = live.plan_source_form
+    plan = planner.plan_source_form
 
     def counting(model: Any, **options: Any) -> Any:
         searched.append(model)
         return plan(model, **options)
 
-    monkeypatch.setattr(live, "plan_source_form", counting)
+    monkeypatch.setattr(planner, "plan_source_form", counting)
     return searched
 
 
