@@ -78,15 +78,20 @@ def overload(name: str) -> torch._ops.OpOverload:
     Only this one is made: a model calls a few, and torch takes longer to make all than to read the inventory.
     """
     if name not in _ops:
-        from tilegym_fx.inventory import load
-
-        inventory = load()
+        inventory = _inventory_with(name)
         if name not in inventory.definitions:
             advice = f"{UnknownNameError.advice}{did_you_mean(name, {*_ops, *inventory.definitions})}"
             raise KernelError(f"there is no op {name!r}", advice=advice)
         _make(inventory.definitions[name], inventory)
     found: torch._ops.OpOverload = getattr(torch.ops.tilegym_fx, name).default
     return found
+
+
+def _inventory_with(name: str) -> Inventory:
+    """What another op was made from, where it has the Definition; else the shipped one, as it is now."""
+    from tilegym_fx.inventory import load
+
+    return next((op.inventory for op in _ops.values() if name in op.inventory.definitions), None) or load()
 
 
 def writing_overload(name: str, written: Mapping[int, str]) -> torch._ops.OpOverload:
