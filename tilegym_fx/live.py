@@ -101,16 +101,26 @@ def _planned_and_applied(
 ) -> tuple[Report, Checked]:  # fmt: skip
     """What an earlier start found, where it is right; else a search, whose result is kept once it is verified."""
     kept_in = plan_cache.place_of(model, only, skip) if inputs is None else None
-    if kept_in is not None and (known := plan_cache.read(kept_in)) is not None:
-        _save(known.text, emit, model)
-        try:
-            return known, _apply(model, known, inputs, verify)
-        except (ApplyError, VerifyError):
-            plan_cache.forget(kept_in)
+    if kept_in is not None and (found := _kept_and_applied(model, kept_in, verify, emit)) is not None:
+        return found
     report, checked = _searched_and_applied(model, inputs, only, skip, verify, emit)
     if kept_in is not None and _is_worth_keeping(report, checked):
         plan_cache.keep(kept_in, report)
     return report, checked
+
+
+def _kept_and_applied(
+    model: nn.Module, kept_in: Path, verify: bool, emit: str | Path | None
+) -> tuple[Report, Checked] | None:
+    """What an earlier start found; None where there is nothing, or nothing that is right."""
+    if (known := plan_cache.read(kept_in)) is None:
+        return None
+    _save(known.text, emit, model)
+    try:
+        return known, _apply(model, known, None, verify)
+    except (ApplyError, VerifyError):
+        plan_cache.forget(kept_in)
+    return None
 
 
 def _is_worth_keeping(report: Report, checked: Checked) -> bool:
