@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from .apply import save
-from .emit import WRITTEN_BY, EmitResult
 from .errors import UsageError, make_folder, writing
+from .results import WRITTEN_BY, EmitResult
 
 if TYPE_CHECKING:
     from .inventory import Inventory

@@ -91,14 +91,14 @@ def judged(rewriting: Rewriting, run: Run) -> Checked:
     with _taken_back(rewriting):
         rewriting.put()
         if own.unlike:
-            warnings.warn(f"tilegym_fx: {type(model).__name__}: {own.unlike[0]}", stacklevel=5)
+            warnings.warn(f"tilegym_fx: {type(model).__name__}: {own.unlike[0]}", stacklevel=6)
             return Checked(own.unlike)
         rewriting.prepare()
         outputs = run(model, of=own.outputs)
         checks = verify.compare(own.outputs, outputs, own.wide.outputs, dtype)
         failed = [check for check in checks if not check.passed]
         if not any(output.numel() for given in own.outputs.values() for output in given):
-            warnings.warn(f"tilegym_fx: {type(model).__name__}: {_NOTHING}", stacklevel=5)
+            warnings.warn(f"tilegym_fx: {type(model).__name__}: {_NOTHING}", stacklevel=6)
         if not failed:
             return Checked(checks, own.wide.why_not)
         if own.choices is None:

@@ -27,9 +27,9 @@ from .export import MODEL_ERRORS, cache_of, copies
 from .export.trace import describe
 from .folder_form import emitted_path, make_emitted_folder, refuse_foreign
 from .judging import UNCHECKED, Checked, Rewriting, Run, judged, put_unjudged, wider_run
+from .live_model import BATCH, Call, is_meta, model_device, split_inputs
 from .live_report import Report
 from .ops import lower_as_calls, tell_of_references, what_runs
-from .planner import BATCH, Call, is_meta, model_device, plan_source_form, split_inputs
 from .rehearsal import compilers, language_calls
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -101,16 +101,26 @@ def _planned_and_applied(
 ) -> tuple[Report, Checked]:  # fmt: skip
     """What an earlier start found, where it is right; else a search, whose result is kept once it is verified."""
     kept_in = plan_cache.place_of(model, only, skip) if inputs is None else None
-    if kept_in is not None and (known := plan_cache.read(kept_in)) is not None:
-        _save(known.text, emit, model)
-        try:
-            return known, _apply(model, known, inputs, verify)
-        except (ApplyError, VerifyError):
-            plan_cache.forget(kept_in)
+    if kept_in is not None and (found := _kept_and_applied(model, kept_in, verify, emit)) is not None:
+        return found
     report, checked = _searched_and_applied(model, inputs, only, skip, verify, emit)
     if kept_in is not None and _is_worth_keeping(report, checked):
         plan_cache.keep(kept_in, report)
     return report, checked
+
+
+def _kept_and_applied(
+    model: nn.Module, kept_in: Path, verify: bool, emit: str | Path | None
+) -> tuple[Report, Checked] | None:
+    """What an earlier start found; None where there is nothing, or nothing that is right."""
+    if (known := plan_cache.read(kept_in)) is None:
+        return None
+    _save(known.text, emit, model)
+    try:
+        return known, _apply(model, known, None, verify)
+    except (ApplyError, VerifyError):
+        plan_cache.forget(kept_in)
+    return None
 
 
 def _is_worth_keeping(report: Report, checked: Checked) -> bool:
@@ -123,6 +133,8 @@ def _searched_and_applied(
     emit: str | Path | None,
 ) -> tuple[Report, Checked]:  # fmt: skip
     """Where the first layers stood for all and the result is wrong, all are looked at before anybody is told."""
+    from .planner import plan_source_form  # what searches is imported by those alone who search: most starts do not
+
     why_whole = ""
     while True:
         _, report = plan_source_form(model, inputs=inputs, only=only, skip=skip, whole=why_whole)

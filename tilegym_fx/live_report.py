@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
 from .apply import GivenBack
-from .emit import EmitResult, Written
 from .errors import MatchError
 from .export import site_of
 from .layers import Copies
-from .pipeline import Outcome
-from .results import PlannedMatch, Rejection, misses, places, told
+from .results import EmitResult, PlannedMatch, Rejection, Written, misses, places, told
 from .verify import Check
+
+if TYPE_CHECKING:
+    from .pipeline import Outcome
 
 _SHOWN = 8
 _KEPT = "  the places are those that an earlier start found and verified (TILEGYM_FX_PLANS=0 searches anew)"

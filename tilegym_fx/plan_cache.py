@@ -19,12 +19,11 @@ from torch import nn
 from . import settings
 from .apply import save
 from .cost import device_of
-from .emit import Written
 from .fingerprint import NoFingerprintError, fingerprint
 from .inventory.layout import shipped_root
+from .live_model import model_device
 from .live_report import Estimate, Report
-from .planner import model_device
-from .results import Frame, Match, MatchKind, Rejection, Site
+from .results import Frame, Match, MatchKind, Rejection, Site, Written
 
 log = logging.getLogger("tilegym_fx")
 _CODE = ("tilegym_fx/**/*.py", "definitions/**/*.json", "solutions/**/*.json", "patterns/*.py", "kernels/*.py")

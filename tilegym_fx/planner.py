@@ -7,7 +7,7 @@ stand for the others (`layers`); where that does not work out, all of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,22 +17,19 @@ from torch.utils._pytree import tree_map_only
 
 from .choices import chooses
 from .cost import Device, device_of
-from .emit import Alike, EmitResult, Emitter, Refusal, why_not
+from .emit import Alike, Emitter, Refusal, why_not
 from .errors import ExportError, UsageError
 from .export import phase_inputs, run_without_memory, site_of
 from .inventory import Inventory, load
 from .layer_runs import unlike, watching
 from .layers import Copies
+from .live_model import BATCH, Call, is_language_model, model_device, sample_length, split_inputs
 from .live_report import Report
-from .ops import usual_device
 from .pipeline import Outcome, find
 from .plan import Policy
 from .provenance import Provenance, record
-from .results import Phase
+from .results import EmitResult, Phase
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-BATCH, _SEQ = 2, 256
 _PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 
@@ -154,7 +151,7 @@ class Planner:
         run_without_memory(self.model, args, kwargs)
 
     def _inputs(self, phase: Phase, *, padded: bool = False) -> dict[str, Any]:
-        return phase_inputs(self.model, phase, BATCH, _sample_length(self.model), padded=padded)
+        return phase_inputs(self.model, phase, BATCH, sample_length(self.model), padded=padded)
 
     def _capture_first(self, copies: Copies, inputs: Any) -> str:
         """Captures with the first layers, which then stand for all. Gives why they cannot, or nothing."""
@@ -256,32 +253,3 @@ def _calls_inside(model: nn.Module, kwargs: dict[str, Any], groups: Sequence[Ali
 
 class _SeenAll(Exception):
     """Ends a run in which every module has been called that was waited for."""
-
-
-def split_inputs(inputs: Any) -> Call:
-    """``inputs=`` as positional and keyword arguments."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs), {}) if isinstance(inputs, list | tuple) else ((inputs,), {})
-
-
-def is_language_model(model: nn.Module) -> bool:
-    """Whether the module is a transformers model that gives logits for token ids."""
-    speaks: Any = model
-    return hasattr(model, "config") and hasattr(model, "generate") and speaks.get_output_embeddings() is not None
-
-
-def _sample_length(model: nn.Module) -> int:
-    config: Any = model.config
-    limits = [getattr(config, name, None) for name in ("n_positions", "max_position_embeddings")]
-    return max(8, min([_SEQ, *(limit // 2 for limit in limits if isinstance(limit, int) and limit > 0)]))
-
-
-def model_device(model: nn.Module) -> torch.device:
-    """Where a model is; the usual device for one without weights."""
-    return next((p.device for p in model.parameters()), usual_device())
-
-
-def is_meta(model: nn.Module) -> bool:
-    """Whether a model has no numbers in its weights."""
-    return any(p.is_meta for p in model.parameters())

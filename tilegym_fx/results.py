@@ -17,6 +17,8 @@ Form = Literal["source", "graph", "both"]
 
 #: What an input of a Definition is bound to in a matched graph: a node, or a literal the pattern captured.
 Binding = "Node | bool | int | float | None"
+#: How the first line of an emitted text ends.
+WRITTEN_BY = "with cuTile kernels, written by tilegym_fx."
 #: The number that torch.fx puts behind a node's name, or a list's in the path of a module.
 _NUMBERED = re.compile(r"(?<=[A-Za-z0-9])_\d+(?=_|\b)|(?<=\.)\d+(?=\.[A-Za-z_])")
 
@@ -140,6 +142,48 @@ class Plan:
 
     chosen: tuple[PlannedMatch, ...]
     rejections: tuple[Rejection, ...]
+
+
+@dataclass(frozen=True)
+class Written:
+    """One Match that the emitted text runs as a kernel.
+
+    Attributes:
+        match: The Match.
+        module_path: Path of the module whose method holds the call.
+        module_class: Class of that module.
+        method: Name of the method.
+        file: Source file of the method.
+        line: Line of the statement that was replaced.
+        column: Where in its line the replaced expression begins.
+        guards: Conditions under which the call is made; empty when always.
+        part: Which call it is, where several stand in the place of one statement.
+    """
+
+    match: Match
+    module_path: str
+    module_class: str
+    method: str
+    file: str
+    line: int
+    column: int
+    guards: tuple[str, ...] = ()
+    part: int = 0
+
+
+@dataclass(frozen=True)
+class EmitResult:
+    """An emitted module.
+
+    Attributes:
+        text: The Python text; empty when nothing could be written.
+        written: The Matches in it.
+        refused: The Matches that are not, with the reasons.
+    """
+
+    text: str
+    written: tuple[Written, ...]
+    refused: tuple[Rejection, ...]
 
 
 def misses(rejections: Iterable[Rejection]) -> list[str]:

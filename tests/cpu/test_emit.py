@@ -14,8 +14,8 @@ from emit_support import counts, emitted, method
 from torch import nn
 
 from tilegym_fx import apply as patching
-from tilegym_fx.emit import EmitResult
 from tilegym_fx.errors import ApplyError
+from tilegym_fx.results import EmitResult
 
 WIDTH = emit_modules.WIDTH
 

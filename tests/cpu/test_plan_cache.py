@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 import tiny_models
 import torch
 
-from tilegym_fx import kernelize, live, plan_cache, report, restore
+from tilegym_fx import kernelize, plan_cache, planner, report, restore
 from tilegym_fx.apply import is_applied
 from tilegym_fx.errors import UsageError
 
@@ -31,13 +34,13 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The models that are searched from now on."""
     searched: list[Any] = []
-    plan = live.plan_source_form
+    plan = planner.plan_source_form
 
     def counting(model: Any, **options: Any) -> Any:
         searched.append(model)
         return plan(model, **options)
 
-    monkeypatch.setattr(live, "plan_source_form", counting)
+    monkeypatch.setattr(planner, "plan_source_form", counting)
     return searched
 
 
@@ -82,6 +85,30 @@ def test_a_second_start_searches_nothing_and_reports_the_same(plans: Path, searc
     assert [(r.reason, str(r.site)) for r in found.rejections] == [
         (r.reason, str(r.site)) for r in report(anew).rejections
     ]
+
+
+SEARCHING = ["networkx", *(f"tilegym_fx.{name}" for name in (
+    "emit", "match", "normalize", "pattern", "pipeline", "plan", "planner", "provenance"
+))]  # fmt: skip
+START = f"""
+import sys, tiny_models, torch, tilegym_fx
+tilegym_fx.kernelize(tiny_models.build("llama", torch.float32))
+print(*[name for name in {SEARCHING} if name in sys.modules])
+"""
+
+
+def imported_by_a_start(folder: Path) -> list[str]:
+    """What of the search a process imports that kernelizes `llama()`, with its plans in a folder."""
+    own = {"TILEGYM_FX_CACHE": str(folder), "TILEGYM_FX_PLANS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", START], env={**os.environ, **own}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_a_second_start_imports_nothing_to_search_with(tmp_path: Path) -> None:
+    assert imported_by_a_start(tmp_path) == SEARCHING
+    assert imported_by_a_start(tmp_path) == []
 
 
 @pytest.mark.parametrize(

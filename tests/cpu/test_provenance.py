@@ -12,7 +12,7 @@ import torch
 from emit_modules import WIDTH, Norm, Plain, Shared, TwoEps
 from torch import fx, nn
 
-from tilegym_fx.emit.source import function_source
+from tilegym_fx.authored.source import function_source
 from tilegym_fx.provenance import NodeRef, Provenance, record, recording
 
 Tensor = torch.Tensor

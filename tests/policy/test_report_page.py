@@ -9,10 +9,9 @@ from repository import ROOT
 from torch import nn
 
 from tilegym_fx.apply import GivenBack
-from tilegym_fx.emit import Written
 from tilegym_fx.live_report import Estimate, Report
 from tilegym_fx.pipeline import Outcome
-from tilegym_fx.results import Match, Plan, PlannedMatch, Rejection
+from tilegym_fx.results import Match, Plan, PlannedMatch, Rejection, Written
 from tilegym_fx.verify import Check
 
 PAGE = (ROOT / "docs" / "reading_a_report.md").read_text(encoding="utf-8")

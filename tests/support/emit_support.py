@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from tilegym_fx import inventory, ops, pipeline, provenance
-from tilegym_fx.emit import EmitResult, Header, emit, why_not
+from tilegym_fx.emit import Header, emit, why_not
 from tilegym_fx.normalize import normalize
-from tilegym_fx.results import Match, Site
+from tilegym_fx.results import EmitResult, Match, Site
 
 #: The Definitions that these tests speak of; a new one, that computes more at once, does not change them.
 BASIC = frozenset({

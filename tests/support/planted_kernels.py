@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tilegym_fx import ops
+from tilegym_fx import inventory, ops
 from tilegym_fx.ops import registry
 
 
@@ -20,7 +20,7 @@ class Planter:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
-        ops.overload("rms_norm")
+        ops.register(inventory.load())
         patch.setenv("TILEGYM_FX_INTERPRET", "1")
         for name in ops.names():
             self._put(name, None)

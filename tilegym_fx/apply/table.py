@@ -12,9 +12,9 @@ from torch import nn
 
 from tilegym_fx.apply.classes import original_class
 from tilegym_fx.apply.watch import described
-from tilegym_fx.emit.dropped import digest_of
-from tilegym_fx.emit.owner import foreign_wrapper, hooks_of, is_still, plain_function, reach
-from tilegym_fx.emit.source import function_source
+from tilegym_fx.authored.functions import digest_of, foreign_wrapper, plain_function
+from tilegym_fx.authored.modules import hooks_of, is_still, reach
+from tilegym_fx.authored.source import function_source
 from tilegym_fx.errors import ApplyError
 
 

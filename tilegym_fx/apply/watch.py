@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from tilegym_fx.apply import classes
-from tilegym_fx.emit.owner import hooks_of, is_still, reach
+from tilegym_fx.authored.modules import hooks_of, is_still, reach
 
 #: The slot of a watched module that stands for its call.
 CALL = "()"

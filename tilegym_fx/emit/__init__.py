@@ -8,65 +8,22 @@ result is one text; nothing is run or changed. `tilegym_fx.apply` binds it to a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import fx, nn
 
 from ..layers import Copies
 from ..provenance import Provenance
-from ..results import Match, PlannedMatch, Rejection, Site
+from ..results import EmitResult, Match, PlannedMatch, Rejection, Site, Written
 from .collect import Alike, Collection, Placed
 from .outcome import Refusal
 from .outputs import Replacement
 from .place import place
 from .regions import Names
-from .write import WRITTEN_BY, Header, write
+from .write import Header, write
 
 _WRITES = "its results are written over its inputs, which is for graph form alone"
 
-__all__ = ["WRITTEN_BY", "Alike", "EmitResult", "Emitter", "Header", "Refusal", "Written", "emit", "why_not"]
-
-
-@dataclass(frozen=True)
-class Written:
-    """One Match that the emitted text runs as a kernel.
-
-    Attributes:
-        match: The Match.
-        module_path: Path of the module whose method holds the call.
-        module_class: Class of that module.
-        method: Name of the method.
-        file: Source file of the method.
-        line: Line of the statement that was replaced.
-        column: Where in its line the replaced expression begins.
-        guards: Conditions under which the call is made; empty when always.
-        part: Which call it is, where several stand in the place of one statement.
-    """
-
-    match: Match
-    module_path: str
-    module_class: str
-    method: str
-    file: str
-    line: int
-    column: int
-    guards: tuple[str, ...] = ()
-    part: int = 0
-
-
-@dataclass(frozen=True)
-class EmitResult:
-    """An emitted module.
-
-    Attributes:
-        text: The Python text; empty when nothing could be written.
-        written: The Matches in it.
-        refused: The Matches that are not, with the reasons.
-    """
-
-    text: str
-    written: tuple[Written, ...]
-    refused: tuple[Rejection, ...]
+__all__ = ["Alike", "Emitter", "Header", "Refusal", "emit", "why_not"]
 
 
 def why_not(match: Match, provenance: Provenance) -> str | None:

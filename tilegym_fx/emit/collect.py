@@ -9,13 +9,14 @@ from typing import Any
 
 from torch import nn
 
+from ..authored.modules import is_still, reach
+from ..authored.source import FunctionSource
 from ..layers import Copies
 from ..provenance import Call, Provenance
 from .outcome import Refusal
 from .outputs import Replacement
-from .owner import Owner, is_still, reach
+from .owner import Owner
 from .render import Edit, Renderer, edit_of, merge
-from .source import FunctionSource
 from .values import view
 
 

@@ -8,9 +8,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from ..authored.modules import reach
 from ..provenance import OPAQUE, NodeRef
 from .outcome import Facts, Refusal
-from .owner import reach
 from .scope import Lifter, Scope
 from .values import View
 

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable
 from functools import lru_cache
 
-from .source import FunctionSource, children
+from ..authored.source import FunctionSource, children
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _EVERYTHING = {"locals", "vars", "eval", "exec", "dir"}

@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..authored.functions import digest_of
+from ..authored.modules import hooks_of, is_still
+from ..authored.source import children
 from ..provenance import OPAQUE, Call, NodeRef
 from .conditions import PLAIN, Conditions, is_not, literal, unparse, wrapped
-from .dropped import digest_of, name_of
+from .dropped import name_of
 from .flow import target_names
 from .outcome import Refusal
-from .owner import grad_switch, hooks_of, is_still
+from .owner import grad_switch
 from .regions import writes_in_place
 from .scope import SHAPE_METHODS, Scope
-from .source import children
 from .values import View, view
 
 #: Functions that choose how something is computed and not what; inside, nothing needs to be followed.

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import fx
 
+from ..authored.source import children
 from .conditions import literal
 from .flow import always_binds, binds, reads
 from .ground import Ground, right_side, short
 from .outcome import Facts, Refusal
 from .regions import writes_in_place
-from .source import children
 
 #: A piece of text, or an expression of the function that keeps its own text.
 Piece = str | ast.expr

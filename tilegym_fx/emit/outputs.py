@@ -8,14 +8,15 @@ from typing import Any
 
 from torch import fx
 
+from ..authored.modules import is_looked_at
+from ..authored.source import walk
 from ..provenance import NodeRef
 from ..results import Match
 from .flow import always_binds, binds, captured, needed_after, reads, target_names
 from .ground import short
 from .inputs import Inputs, Piece
 from .outcome import Facts, Refusal
-from .owner import Owner, is_looked_at
-from .source import walk
+from .owner import Owner
 from .values import View
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..authored.functions import DECORATORS_FROM, foreign_wrapper, plain_function
 from .flow import sees_all_locals
 from .outcome import Refusal
 from .values import View
 
 #: Packages whose modules wrap a model's own; their code is not the model's.
 WRAPPERS = ("torch", "peft", "accelerate", "bitsandbytes", "torchao", "deepspeed", "kernels")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GRAD_SWITCHES = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.set_grad_enabled)
-_DECORATORS_FROM = ("torch", "transformers", "functools", "typing")
 
 
 @dataclass(frozen=True)
@@ -68,39 +67,6 @@ def owner_of(view: View) -> Owner:
     return Owner(module, cls, definer, name)
 
 
-def hooks_of(module: Any) -> list[str]:
-    """What other code has put around the calls of a module: names of its tables of hooks, or `forward`."""
-    own = ["forward"] if "forward" in vars(module) else []
-    return own + [name for name in _HOOKS if getattr(module, name, None)]
-
-
-def is_looked_at(module: nn.Module) -> bool:
-    """Whether somebody looks at what a module returns; transformers' own hooks do only when asked to."""
-    return any(not is_recorder(hook) for hook in module._forward_hooks.values())
-
-
-def is_recorder(hook: Any) -> bool:
-    """Whether a forward hook is the one by which transformers collects hidden states and attention weights."""
-    return getattr(hook, "__module__", "") == "transformers.utils.output_capturing"
-
-
-def reach(module: Any, path: str) -> Any:
-    """What a path of attributes and indices below a module leads to; None if it leads nowhere."""
-    held = module
-    for part in path.split("."):
-        if isinstance(held, Mapping):
-            held = held.get(part)
-        else:
-            held = held[int(part)] if part.isdigit() and not hasattr(held, part) else getattr(held, part, None)
-    return held
-
-
-def is_still(module: Any, path: str, value: Any) -> bool:
-    """Whether a path below a module leads to this very plain value."""
-    held = reach(module, path)
-    return type(held) is type(value) and bool(held == value)
-
-
 def _find(cls: type, name: str, view: View) -> tuple[str, type]:
     """The name under which a class holds a function, and the class in which it does."""
     definer = next((base for base in cls.__mro__ if name in vars(base)), None)
@@ -114,30 +80,6 @@ def _find(cls: type, name: str, view: View) -> tuple[str, type]:
                 return attribute, base
             raise Refusal(f"{view.where()} is reached through super()")
     raise Refusal(f"{view.where()} is a property, or is not found in {cls.__name__}")
-
-
-def plain_function(held: Any, code: Any = None) -> FunctionType | None:
-    """The function behind what a class holds, decorators undone; None if it is none or has another code."""
-    while True:
-        innermost = not hasattr(held, "__wrapped__") if code is None else getattr(held, "__code__", None) is code
-        if isinstance(held, FunctionType) and innermost:
-            return held
-        wrapped: Callable[..., Any] | None = getattr(held, "__wrapped__", None)
-        if isinstance(held, (staticmethod, classmethod, property)) or wrapped is None:
-            return None
-        held = wrapped
-
-
-def foreign_wrapper(held: Any) -> str | None:
-    """What was put around a method once its class was made: decorators that stand above it are read in its text, and
-    are of packages that are known."""
-    while (inner := getattr(held, "__wrapped__", None)) is not None:
-        module = str(getattr(held, "__globals__", {}).get("__name__", type(held).__module__))
-        if module.split(".")[0] not in _DECORATORS_FROM:
-            name = getattr(getattr(held, "__code__", None), "co_name", type(held).__name__)
-            return f"{name} of {module}"
-        held = inner
-    return None
 
 
 def _check_defaults(view: View, function: FunctionType | None) -> None:
@@ -236,5 +178,5 @@ def _held(decorator: ast.expr, view: View) -> Any:
 def _check_decorator(decorator: ast.expr, view: View) -> None:
     held = _held(decorator, view)
     package = (inspect.getmodule(held) or type(held)).__name__.split(".")[0] if held is not None else ""
-    if package not in _DECORATORS_FROM:
+    if package not in DECORATORS_FROM:
         raise Refusal(f"decorator @{ast.unparse(decorator)} of {view.where()} is not known")

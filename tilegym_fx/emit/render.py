@@ -11,11 +11,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..authored.source import FunctionSource
 from .conditions import unparse
 from .inputs import Piece
 from .outcome import Refusal
 from .outputs import Replacement
-from .source import FunctionSource
 
 #: Width at which an emitted call is broken into one argument per line: transformers' own.
 WIDTH = 119

@@ -11,9 +11,9 @@ import copy
 
 from torch import nn
 
+from ..authored.source import children
 from .flow import reads, target_names
 from .outcome import Refusal
-from .source import children
 from .values import View
 
 #: Methods of a tensor that give sizes.

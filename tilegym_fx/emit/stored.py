@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from ..authored.source import walk
 from ..provenance import Call, NodeRef
 from .conditions import PLAIN, unparse, wrapped
 from .flow import reads, target_names
@@ -28,7 +29,6 @@ from .guards import Inspector
 from .outcome import Refusal
 from .outputs import Outputs, Replacement
 from .scope import Scope
-from .source import walk
 
 
 @dataclass(frozen=True)

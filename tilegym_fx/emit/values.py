@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ..authored.source import FunctionSource, function_source, walk
 from ..provenance import OPAQUE, Call, NodeRef, Provenance
-from .source import FunctionSource, function_source, walk
 
 #: Functions and methods that only look.
 _HARMLESS = {

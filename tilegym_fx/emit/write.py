@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import nn
 
+from ..results import WRITTEN_BY
 from .collect import Collection, Method
 from .conditions import literal
 from .flow import reads
 from .imports import Imports, import_globals, indent_of
 
 #: What the first line of every emitted text ends with.
-WRITTEN_BY = "with cuTile kernels, written by tilegym_fx."
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,9 @@ def _read_into(
         return
     problems = []
     if isinstance(record, Definition):
-        problems = _order_problems(record, root)
-        record = record.in_run_order()
+        ordered = record.in_run_order()
+        problems = _order_problems(record, ordered, root)
+        record = ordered
     if record.name in entries:
         first = shown(entries[record.name].file)
         problems.append(Problem("name", f"{record.name!r} is taken by {first}", "rename one of the two"))
@@ -68,8 +69,8 @@ def _read_into(
     entries.setdefault(record.name, Entry(root, file, record))
 
 
-def _order_problems(definition: Definition, root: Root) -> list[Problem]:
-    order = list(definition.in_run_order().inputs)
+def _order_problems(definition: Definition, ordered: Definition, root: Root) -> list[Problem]:
+    order = list(ordered.inputs)
     if not root.layout.rules.inputs_in_order or list(definition.inputs) == order:
         return []
     return [Problem("inputs", "are not in the order of `run`'s parameters", f"write them as {', '.join(order)}")]

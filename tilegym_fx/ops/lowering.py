@@ -14,13 +14,13 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from .registry import overloads
+from .registry import overloads, register_shipped
 
 _LOWERING = "torch._inductor.lowering"
 
 
 def lower_as_calls() -> None:
-    """Register every op that exists now with inductor, in the form that inductor would give it.
+    """Register every op with inductor, those that no call has made yet too, in the form that inductor would give it.
 
     Where nothing has loaded inductor yet, which takes a second, it is done when something does.
     """
@@ -34,6 +34,7 @@ def _register() -> None:
     from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
     from torch._library.utils import get_layout_constraint_tag
 
+    register_shipped()
     for op in overloads():
         if op not in lowerings:
             make_fallback(op, layout_constraint=tag_to_layout_constraint(get_layout_constraint_tag(op)), warn=False)

@@ -49,32 +49,49 @@ def _scalar_kind(dtype: str) -> str:
 def register(inventory: Inventory) -> None:
     """Make one op for each Definition of the inventory that has none yet."""
     for name, definition in inventory.definitions.items():
-        if name in _ops:
-            continue
-        op = Op(definition, inventory)
-        # Kernels take any strides. Held to those of the trace, inductor would copy an input for each op that reads it.
-        _library.define(schema_of(definition), tags=torch.Tag.flexible_layout)
-        _library.impl(name, op.cpu, "CPU")
-        _library.impl(name, op.cuda, "CUDA")
-        register_fake(f"{_NAMESPACE}::{name}", op.fake, lib=_library)
-        gradient = Gradient(op.reference)
-        register_autograd(
-            f"{_NAMESPACE}::{name}", gradient.backward, setup_context=gradient.setup_context, lib=_library
-        )
-        _ops[name] = op
+        if name not in _ops:
+            _make(definition, inventory)
+
+
+def register_shipped() -> None:
+    """Make the ops of the shipped inventory that are not made yet."""
+    from tilegym_fx.inventory import load
+
+    register(load())
+
+
+def _make(definition: Definition, inventory: Inventory) -> None:
+    name, op = definition.name, Op(definition, inventory)
+    # Kernels take any strides. Held to those of the trace, inductor would copy an input for each op that reads it.
+    _library.define(schema_of(definition), tags=torch.Tag.flexible_layout)
+    _library.impl(name, op.cpu, "CPU")
+    _library.impl(name, op.cuda, "CUDA")
+    register_fake(f"{_NAMESPACE}::{name}", op.fake, lib=_library)
+    gradient = Gradient(op.reference)
+    register_autograd(f"{_NAMESPACE}::{name}", gradient.backward, setup_context=gradient.setup_context, lib=_library)
+    _ops[name] = op
 
 
 def overload(name: str) -> torch._ops.OpOverload:
-    """``torch.ops.tilegym_fx.<name>.default``, registering the shipped inventory if needed."""
-    if name not in _ops:
-        from tilegym_fx.inventory import load
+    """``torch.ops.tilegym_fx.<name>.default``, made from the shipped inventory if it is not there yet.
 
-        register(load())
+    Only this one is made: a model calls a few, and torch takes longer to make all than to read the inventory.
+    """
     if name not in _ops:
-        advice = f"{UnknownNameError.advice}{did_you_mean(name, _ops)}"
-        raise KernelError(f"there is no op {name!r}", advice=advice)
+        inventory = _inventory_with(name)
+        if name not in inventory.definitions:
+            advice = f"{UnknownNameError.advice}{did_you_mean(name, {*_ops, *inventory.definitions})}"
+            raise KernelError(f"there is no op {name!r}", advice=advice)
+        _make(inventory.definitions[name], inventory)
     found: torch._ops.OpOverload = getattr(torch.ops.tilegym_fx, name).default
     return found
+
+
+def _inventory_with(name: str) -> Inventory:
+    """What another op was made from, where it has the Definition; else the shipped one, as it is now."""
+    from tilegym_fx.inventory import load
+
+    return next((op.inventory for op in _ops.values() if name in op.inventory.definitions), None) or load()
 
 
 def writing_overload(name: str, written: Mapping[int, str]) -> torch._ops.OpOverload:

@@ -7,7 +7,7 @@ import ast
 import hashlib
 import linecache
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import CodeType
 
 
@@ -45,33 +45,45 @@ class FunctionSource:
         code: The code object.
         file: The file that it stands in.
         node: Its syntax tree.
-        walrus: Names that it binds inside expressions.
         checked: Why it cannot be rewritten; empty when it can, None when nobody has looked.
     """
 
     def __init__(self, code: CodeType, file: File, node: ast.FunctionDef) -> None:
         self.code = code
         self.checked: str | None = None
-        self.walrus = {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
         self.file = file
         self.node = node
-        self._parents: dict[ast.AST, ast.AST] = {}
-        self._exact: dict[tuple[int, int, int, int], ast.expr] = {}
-        self._calls_by_end: dict[tuple[int, int], ast.expr] = {}
-        for parent in ast.walk(node):
-            for child in ast.iter_child_nodes(parent):
-                self._parents[child] = parent
-                if isinstance(child, ast.expr):
-                    self._index(child)
-        self._positions = list(code.co_positions()) if hasattr(code, "co_positions") else []
         self.first_line = min([node.lineno, *(d.lineno for d in node.decorator_list)])
         self.last_line = node.end_lineno or node.lineno
 
-    def _index(self, expr: ast.expr) -> None:
-        end = (expr.end_lineno or 0, expr.end_col_offset or 0)
-        self._exact.setdefault((expr.lineno, end[0], expr.col_offset, end[1]), expr)
-        if isinstance(expr, ast.Call):
-            self._calls_by_end[end] = expr
+    @cached_property
+    def walrus(self) -> set[str]:
+        """Names that it binds inside expressions."""
+        return {part.target.id for part in ast.walk(self.node) if isinstance(part, ast.NamedExpr)}
+
+    @cached_property
+    def _parents(self) -> dict[ast.AST, ast.AST]:
+        return {child: parent for parent in ast.walk(self.node) for child in ast.iter_child_nodes(parent)}
+
+    @cached_property
+    def _exact(self) -> dict[tuple[int, int, int, int], ast.expr]:
+        """By where they begin and end, the outermost first: the expressions."""
+        found: dict[tuple[int, int, int, int], ast.expr] = {}
+        for expr in self._expressions():
+            found.setdefault((expr.lineno, expr.end_lineno or 0, expr.col_offset, expr.end_col_offset or 0), expr)
+        return found
+
+    @cached_property
+    def _calls_by_end(self) -> dict[tuple[int, int], ast.expr]:
+        calls = (expr for expr in self._expressions() if isinstance(expr, ast.Call))
+        return {(call.end_lineno or 0, call.end_col_offset or 0): call for call in calls}
+
+    def _expressions(self) -> Iterator[ast.expr]:
+        return (part for part in self._parents if isinstance(part, ast.expr))
+
+    @cached_property
+    def _positions(self) -> list[tuple[int | None, int | None, int | None, int | None]]:
+        return list(self.code.co_positions()) if hasattr(self.code, "co_positions") else []
 
     def expr_at(self, offset: int) -> ast.expr | None:
         """The expression that the instruction at this byte offset evaluates, None if it is no
@@ -160,4 +172,12 @@ def _functions(name: str) -> tuple[ast.FunctionDef, ...]:
     file = _file(name)
     if file is None or file.tree is None:
         return ()
-    return tuple(node for node in ast.walk(file.tree) if isinstance(node, ast.FunctionDef))
+    return tuple(node for node in _statements(file.tree) if isinstance(node, ast.FunctionDef))
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """What is below a tree, expressions left out: they are the most of it, and hold no statement."""
+    for child in ast.iter_child_nodes(tree):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from _statements(child)
