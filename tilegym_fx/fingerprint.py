@@ -77,9 +77,10 @@ class _Description:
         return self._known.setdefault(id(held), len(self._known))
 
     def _class(self, cls: type) -> Any:
-        """A class with the text of its functions, wherever it inherits them from."""
+        """A class with the text of its functions, wherever it inherits them from; dynamo patches those of nn.Module."""
+        bases = [base for base in cls.__mro__ if base.__flags__ & _OF_PYTHON and base is not nn.Module]
         return [self._known[id(base)] if id(base) in self._known else (self._number(base), *_own_code(base))
-                for base in cls.__mro__ if base.__flags__ & _OF_PYTHON]  # fmt: skip
+                for base in bases]  # fmt: skip
 
     def _of(self, held: Any) -> Any:
         if isinstance(held, _PLAIN):

@@ -48,6 +48,14 @@ def test_other_processes_find_the_same(family: str) -> None:
         assert done.stdout.strip() == here
 
 
+def test_a_process_that_has_compiled_a_model_finds_the_same() -> None:
+    model = llama()
+    before = fingerprint(model)
+    with torch.no_grad():
+        torch.compile(llama(), backend="eager")(torch.ones(1, 4, dtype=torch.long))
+    assert fingerprint(llama()) == fingerprint(model) == before
+
+
 def test_it_is_not_of_the_numbers_in_the_weights() -> None:
     model = llama()
     before = fingerprint(model)
