@@ -107,6 +107,16 @@ def test_a_compiled_prompt_inside_a_graph_is_as_it_was_compiled(
     assert [one["is_tracing"] for one in seen] == [masking_utils.is_tracing]
 
 
+def test_what_preparing_held_is_given_back_before_others_prepare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is ready, a worker waits, and others want the memory meanwhile."""
+    events: list[str] = []
+    monkeypatch.setattr(Clock, "give_back", lambda self: events.append("given back"))
+    Worker(job(tmp_path), lambda message: events.append(message["kind"]), lambda: None).run()
+    assert events == ["about", "given back", "given back", "ready", "result"]
+
+
 def test_a_gpu_is_under_load_for_a_while_before_its_clock_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(100))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))

@@ -118,9 +118,9 @@ class Worker:
         verdict = self._judged(case, call, first)
         if not self._job.timed:
             return None
-        for _ in range(0 if isinstance(call, Generate) else 3):
-            call()
+        _warm(call)
         self._clock.wait()
+        self._clock.give_back()
         self._turns.leave()
         self._send({"kind": "ready"})
         self._listen()
@@ -142,8 +142,7 @@ class Worker:
         """Static shapes for every case, and the memory of the last one given back."""
         torch._dynamo.reset()
         gc.collect()
-        if self._clock.on_gpu:
-            torch.cuda.empty_cache()
+        self._clock.give_back()
 
     def _call(self, model: nn.Module, forward: Callable[..., Any], case: Case) -> CaseCall:
         if case.kind == "generate":
@@ -243,6 +242,18 @@ class Worker:
         self._clock.wait()
         self._prepare[step] = round(time.perf_counter() - start, 3)
         return result
+
+
+def _warm(call: CaseCall) -> None:
+    """What is timed, before it is: a step after a full sliding window is compiled and captured in the first rounds."""
+    if isinstance(call, Decode):
+        for _ in range(2):
+            call.rewind()
+            for _ in range(ROUND):
+                call()
+    elif isinstance(call, Prefill):
+        for _ in range(3):
+            call()
 
 
 def _wall_of_steps(clock: Clock, call: Call) -> list[float]:
