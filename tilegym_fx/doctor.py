@@ -202,7 +202,7 @@ def settings_check(unknown: Sequence[str]) -> Check:
     meant = {name.removeprefix(settings.PREFIX): name for name in settings.VARIABLES}
     near = did_you_mean(unknown[0].removeprefix(settings.PREFIX), meant, meant)
     advice = f"There are {', '.join(settings.VARIABLES)}{near}"
-    return Check("settings", "note", f"{', '.join(unknown)} mean nothing", advice)
+    return Check("settings", "note", f"{', '.join(unknown)} mean{'s' * (len(unknown) == 1)} nothing", advice)
 
 
 def cache_check(folder: Path) -> Check:

@@ -69,8 +69,8 @@ def did_you_mean(name: str, known: Iterable[str], meant: Mapping[str, str] | Non
     """
     shown = {spelling.lower(): (meant or {}).get(spelling, spelling) for spelling in known}
     near = difflib.get_close_matches(name.lower(), shown, n=3, cutoff=0.6)
-    names = ", ".join(dict.fromkeys(f"`{shown[spelling]}`" for spelling in near))
-    return f"; did you mean {names}" if names else ""
+    names = list(dict.fromkeys(f"`{shown[spelling]}`" for spelling in near))
+    return f"; did you mean {' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}" if names else ""
 
 
 class UsageError(TilegymFxError):

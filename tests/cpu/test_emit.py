@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import adversarial_modules
@@ -405,3 +407,58 @@ def test_gradient_checkpointing_still_wraps_a_rewritten_layer() -> None:
         losses[-1].backward()
     torch.testing.assert_close(losses[0], losses[1])
     assert model.model.layers[0].gradient_checkpointing
+
+
+#: The body of a norm whose statements share lines in some way.
+SHARED_LINES = {
+    "one line": ["v = x.pow(2).mean(-1, keepdim=True); return self.weight * (x * torch.rsqrt(v + 1e-6))"],
+    "after another": [
+        "y = x + 1; v = y.pow(2).mean(-1, keepdim=True)",
+        "return self.weight * (y * torch.rsqrt(v + 1e-6))",
+    ],
+    "before another": [
+        "v = x.pow(2).mean(-1, keepdim=True); z = x * 2",
+        "return self.weight * (x * torch.rsqrt(v + 1e-6)) + z",
+    ],
+    "between two": [
+        "a = x + 1; v = a.pow(2).mean(-1, keepdim=True); z = a * 2",
+        "return self.weight * (a * torch.rsqrt(v + 1e-6)) + z",
+    ],
+    "with a comment": [
+        "v = x.pow(2).mean(-1, keepdim=True);  # squares",
+        "return self.weight * (x * torch.rsqrt(v + 1e-6))",
+    ],
+    "over lines": [
+        "v = x.pow(",
+        "    2",
+        ").mean(-1, keepdim=True); return self.weight * (",
+        "x * torch.rsqrt(v + 1e-6))",
+    ],
+}
+SHARED_NORM = """
+import torch
+
+
+class Norm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand({width}))
+
+    def forward(self, x):
+        {body}
+"""
+
+
+@pytest.mark.parametrize("case", SHARED_LINES)
+def test_statements_that_share_a_line_are_told_apart(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes with the region goes alone: what stands beside it is kept."""
+    name, body = f"shared_{case.replace(' ', '_')}", "\n        ".join(SHARED_LINES[case])
+    (tmp_path / f"{name}.py").write_text(SHARED_NORM.format(width=WIDTH, body=body))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = importlib.import_module(name).Norm().eval()
+    (x,) = tensors(1)
+    result = emitted(model, (x,))
+    assert list(counts(result)) in (["rms_norm"], ["rms_norm_add"])
+    assert_same(model, result, run(x))

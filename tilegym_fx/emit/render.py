@@ -185,12 +185,23 @@ class Renderer:
         file = self.source.file
         first, last = statement.lineno, statement.end_lineno or statement.lineno
         start, end = file.line_start(first), file.line_start(last + 1)
+        if (beside := self._beside_others(statement, start, end)) is not None:
+            return *beside, ""
         before = self._line(first - 1).strip()
         if before == "" or before.endswith((":", '"""', "'''")):
             while self._line(last + 1).strip() == "" and last + 1 <= self.source.last_line:
                 last += 1
                 end = file.line_start(last + 1)
         return start, end, ""
+
+    def _beside_others(self, statement: ast.stmt, start: int, end: int) -> tuple[int, int] | None:
+        """Where a statement stands that shares its lines with others, up to the next; None if it has them alone."""
+        first, last = self.source.span(statement)
+        before, after = self._text[start:first].strip(), self._text[last:end].lstrip()
+        follows = after[1:].strip() if after.startswith(b";") else b""
+        if follows and not follows.startswith(b"#"):
+            return first, end - len(after[1:].lstrip())
+        return (first, last) if before else None
 
     def _line(self, number: int) -> str:
         return self._text[self.source.file.line_start(number) : self.source.file.line_start(number + 1)].decode()
