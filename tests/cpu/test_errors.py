@@ -57,7 +57,7 @@ def test_because_of_somebody_elses_error_the_class_advises() -> None:
     [
         ("rms_nrom", ["rms_norm", "linear"], "; did you mean `rms_norm`"),
         ("RMS_Norm", ["rms_norm", "linear"], "; did you mean `rms_norm`"),
-        ("norm", ["norm_a", "norm_b", "norm_c", "norm_d"], "; did you mean `norm_d`, `norm_c`, `norm_b`"),
+        ("norm", ["norm_a", "norm_b", "norm_c", "norm_d"], "; did you mean `norm_d`, `norm_c` or `norm_b`"),
         ("attention", ["rms_norm", "linear"], ""),
         ("rms_norm", [], ""),
     ],
