@@ -26,7 +26,7 @@ from .layers import own_attributes
 from .reached import inside, reached, unwrapped
 
 _PLAIN = type(None) | bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.layout
-_CONTAINERS = list | tuple | set | frozenset | dict
+_CONTAINERS = (list, tuple, set, frozenset, dict)
 #: Tables of a module by what is in them: what is called around a call of it, and around saving and loading.
 _HOOKS = frozenset(name for name in vars(nn.Module()) if name.startswith(("_forward", "_backward")))
 _SAVING = frozenset(name for name in vars(nn.Module()) if "state_dict" in name)
