@@ -25,7 +25,7 @@ from .export import MODEL_ERRORS, describe
 from .layers import own_attributes
 from .reached import inside, reached, unwrapped
 
-_PLAIN = type(None) | bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.layout
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 #: Tables of a module by what is in them: what is called around a call of it, and around saving and loading.
 _HOOKS = frozenset(name for name in vars(nn.Module()) if name.startswith(("_forward", "_backward")))
@@ -95,7 +95,7 @@ class _Description:
         """A class without what it inherits: its functions and other attributes as they are now, patches among them."""
         held = {name: unwrapped(value) for name, value in vars(cls).items() if name not in _GENERATED}
         told = {name: value for name, value in held.items()
-                if not name.startswith("__") or isinstance(value, _PLAIN | FunctionType)}  # fmt: skip
+                if not name.startswith("__") or isinstance(value, (*_PLAIN, FunctionType))}  # fmt: skip
         return cls.__module__, cls.__qualname__, [(name, self._outline(value)) for name, value in told.items()]
 
     def _outline(self, held: Any, depth: int = 2) -> Any:
@@ -114,7 +114,7 @@ class _Description:
         return type(held).__qualname__, str(named), within
 
     def _of(self, held: Any) -> Any:
-        if isinstance(held, _PLAIN | Enum):
+        if isinstance(held, (*_PLAIN, Enum)):
             return type(held).__name__, repr(held), () if isinstance(held, Enum) else self._own(held)
         if id(held) in self._known:
             return "same as", self._known[id(held)]
