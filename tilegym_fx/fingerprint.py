@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import platform
 from collections.abc import Iterator
+from enum import Enum
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,9 +21,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from .export import MODEL_ERRORS, describe
 from .layers import own_attributes
+from .reached import inside, reached, unwrapped
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
+_CONTAINERS = (list, tuple, set, frozenset, dict)
 #: Tables of a module by what is in them: what is called around a call of it, and around saving and loading.
 _HOOKS = frozenset(name for name in vars(nn.Module()) if name.startswith(("_forward", "_backward")))
 _SAVING = frozenset(name for name in vars(nn.Module()) if "state_dict" in name)
@@ -47,7 +51,10 @@ def fingerprint(model: nn.Module) -> str:
     Raises:
         NoFingerprintError: If a part of it cannot be described.
     """
-    return hashlib.sha256(repr(list(_Description(model).parts())).encode()).hexdigest()
+    try:
+        return hashlib.sha256(repr(list(_Description(model).parts())).encode()).hexdigest()
+    except (*MODEL_ERRORS, RecursionError) as problem:  # attributes are anybody's objects
+        raise NoFingerprintError(f"it cannot be described: {describe(problem)}") from problem
 
 
 class _Description:
@@ -70,6 +77,8 @@ class _Description:
                     raise NoFingerprintError(f"{path or '<root>'} has hooks")
                 if name not in _NOT_CAPTURED:
                     yield path, name, self._of(held)
+        for name, held in reached(dict.fromkeys(map(type, self._modules.values()))):
+            yield name, self._outline(held)
 
     def _number(self, held: Any) -> int:
         if id(held) not in self._known:
@@ -79,16 +88,42 @@ class _Description:
     def _class(self, cls: type) -> Any:
         """A class with the text of its functions, wherever it inherits them from; dynamo patches those of nn.Module."""
         bases = [base for base in cls.__mro__ if base.__flags__ & _OF_PYTHON and base is not nn.Module]
-        return [self._known[id(base)] if id(base) in self._known else (self._number(base), *_own_code(base))
+        return [self._known[id(base)] if id(base) in self._known else (self._number(base), *self._own_code(base))
                 for base in bases]  # fmt: skip
 
-    def _of(self, held: Any) -> Any:
+    def _own_code(self, cls: type) -> Any:
+        """A class without what it inherits: its functions and other attributes as they are now, patches among them."""
+        held = {name: unwrapped(value) for name, value in vars(cls).items() if name not in _GENERATED}
+        told = {name: value for name, value in held.items()
+                if not name.startswith("__") or isinstance(value, (*_PLAIN, FunctionType))}  # fmt: skip
+        return cls.__module__, cls.__qualname__, [(name, self._outline(value)) for name, value in told.items()]
+
+    def _outline(self, held: Any, depth: int = 2) -> Any:
+        """Of what code reads by a name: it may be anything, so that only what can be told of it is, as deep as that."""
         if isinstance(held, _PLAIN):
             return type(held).__name__, repr(held)
+        if isinstance(held, type):
+            return self._class(held)
+        if isinstance(held, FunctionType):
+            return _function(held)
+        if isinstance(held, torch.Tensor) and depth:
+            return self._of(held)
+        inner = inside(held) if depth else ()
+        named = getattr(held, "__qualname__", getattr(held, "__name__", ""))
+        within = [(self._outline(name, 0), self._outline(value, depth - 1)) for name, value in inner]
+        return type(held).__qualname__, str(named), within
+
+    def _of(self, held: Any) -> Any:
+        if isinstance(held, (*_PLAIN, Enum)):
+            return type(held).__name__, repr(held), () if isinstance(held, Enum) else self._own(held)
         if id(held) in self._known:
             return "same as", self._known[id(held)]
         self._number(held)
-        return type(held).__qualname__, self._content(held)
+        return type(held).__qualname__, self._content(held), self._own(held) if isinstance(held, _CONTAINERS) else ()
+
+    def _own(self, held: Any) -> Any:
+        """What an object of a class that inherits from one of C holds besides."""
+        return [(name, self._of(value)) for name, value in getattr(held, "__dict__", {}).items()]
 
     def _content(self, held: Any) -> Any:
         if isinstance(held, torch.Tensor):
@@ -110,7 +145,7 @@ class _Description:
         if isinstance(held, type):
             return self._class(held)
         if isinstance(held, FunctionType) and not held.__closure__:
-            return _function(held), self._of(held.__defaults__), self._of(held.__kwdefaults__)
+            return _function(held), self._of(held.__defaults__), self._of(held.__kwdefaults__), self._own(held)
         if isinstance(held, BuiltinFunctionType) and inspect.ismodule(held.__self__):
             return held.__module__, held.__qualname__
         bases = type(held).__mro__[:-1]
@@ -123,27 +158,14 @@ class _Description:
 
 def _surroundings() -> Any:
     """What every capture depends on besides the model."""
-    modes = torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
-    return platform.python_version(), torch.__version__, version("transformers"), list(map(str, modes))
+    autocast = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")]
+    modes = torch.get_default_dtype(), torch.get_default_device(), torch.are_deterministic_algorithms_enabled()
+    return platform.python_version(), torch.__version__, version("transformers"), repr((autocast, modes))
 
 
 @cache
 def _digest(file: str, changed: int) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-
-
-def _own_code(cls: type) -> Any:
-    """A class without what it inherits: its functions and plain attributes as they are now, patches among them."""
-    held = {name: _unwrapped(value) for name, value in vars(cls).items() if name not in _GENERATED}
-    functions = [(name, _function(value)) for name, value in held.items() if isinstance(value, FunctionType)]
-    plain = [(name, repr(value)) for name, value in held.items() if isinstance(value, _PLAIN)]
-    return cls.__module__, cls.__qualname__, functions, plain
-
-
-def _unwrapped(held: Any) -> Any:
-    if isinstance(held, staticmethod | classmethod):
-        held = held.__func__
-    return held.fget if isinstance(held, property) else held
 
 
 def _function(function: Any) -> Any:

@@ -27,7 +27,7 @@ from .export import MODEL_ERRORS, cache_of, copies
 from .export.trace import describe
 from .folder_form import emitted_path, make_emitted_folder, refuse_foreign
 from .judging import UNCHECKED, Checked, Rewriting, Run, judged, put_unjudged, wider_run
-from .live_model import BATCH, Call, is_meta, model_device, split_inputs
+from .live_model import BATCH, Call, is_meta, model_device, names_in, split_inputs
 from .live_report import Report
 from .ops import lower_as_calls, tell_of_references, what_runs
 from .rehearsal import compilers, language_calls
@@ -75,6 +75,7 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
         VerifyError: If an output differs by more than rounding, or the result does not run; the model is put back.
     """
     _require_module(model)
+    only, skip = names_in("only", only), names_in("skip", skip)
     compile_options = _compile_options(compile) if compile else None
     tell_of_references(model_device(model))
     if sys.version_info < (3, 11):
@@ -118,6 +119,8 @@ def _kept_and_applied(
     _save(known.text, emit, model)
     try:
         return known, _apply(model, known, None, verify)
+    except judge.MemoryVerifyError:
+        raise
     except (ApplyError, VerifyError):
         plan_cache.forget(kept_in)
     return None

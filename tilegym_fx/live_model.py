@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from .errors import UsageError
 from .ops import usual_device
 
 #: Positional and keyword arguments of a model.
@@ -22,6 +23,20 @@ def split_inputs(inputs: Any) -> Call:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs), {}) if isinstance(inputs, list | tuple) else ((inputs,), {})
+
+
+def names_in(option: str, given: Any) -> tuple[str, ...] | None:
+    """``only=`` or ``skip=`` as names of Definitions, read once: they may come from a generator; a string is one name.
+
+    Raises:
+        UsageError: If it is anything else.
+    """
+    if given is None:
+        return None
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
+    if not all(isinstance(name, str) for name in names) or not isinstance(given, Iterable):
+        raise UsageError(f"{option}={given!r} is no list of names of Definitions", advice=f'Give {option}=["rms_norm"]')
+    return names
 
 
 def is_language_model(model: nn.Module) -> bool:

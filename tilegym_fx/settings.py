@@ -56,12 +56,23 @@ def inventory_roots() -> tuple[Path, ...]:
 
 
 def cache_folder() -> Path:
-    """Where results of tuning and verified plans are kept (``TILEGYM_FX_CACHE``); it need not exist."""
+    """Where results of tuning and verified plans are kept (``TILEGYM_FX_CACHE``); it need not exist.
+
+    A user without a home folder keeps nothing: then it is a folder that cannot exist.
+
+    Raises:
+        SettingsError: The variable names the home of nobody.
+    """
     chosen = os.environ.get("TILEGYM_FX_CACHE", "").strip()
-    if chosen:
-        return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
-    return (Path(base) if base else Path.home() / ".cache") / "tilegym_fx"
+    try:
+        if chosen:
+            return Path(chosen).expanduser()
+        return (Path(base) if base else Path.home() / ".cache") / "tilegym_fx"
+    except RuntimeError as problem:
+        if chosen:
+            raise SettingsError(f"TILEGYM_FX_CACHE is {chosen!r}, and there is no such user here") from problem
+        return Path(os.devnull) / "tilegym_fx"
 
 
 def foreign_toolkits() -> dict[str, str]:

@@ -14,8 +14,12 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+import torch.nn.functional as F
 from torch import nn
+from transformers.integrations import sdpa_attention
+from transformers.models.llama import modeling_llama
 
+from tilegym_fx import kernelize, restore
 from tilegym_fx.fingerprint import NoFingerprintError, fingerprint
 
 BUILD = "import torch, tiny_models; from tilegym_fx.fingerprint import fingerprint; "
@@ -101,7 +105,38 @@ def test_what_a_capture_could_see_makes_another(what: str) -> None:
     assert fingerprint(model) != before
 
 
-@pytest.mark.parametrize("patch", [_patch_a_method, _patch_a_class_attribute], ids=["method", "attribute"])
+def _patch_a_list_of_a_class(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(model.model.norm), "factors", [1.0], raising=False)
+
+
+def _patch_a_class_of_the_configuration(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(model.config), "factors", {"a": [1.0]}, raising=False)
+
+
+def _patch_a_function_of_the_file(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, cos, sin: (q, k))
+
+
+def _patch_a_function_of_torch(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, **_: v)
+
+
+def _patch_a_table_of_functions(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(modeling_llama.ALL_ATTENTION_FUNCTIONS, "sdpa", lambda *_, **__: None)
+
+
+def _patch_what_a_function_in_a_table_calls(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdpa_attention, "repeat_kv", lambda x, n: x)
+
+
+PATCHES = [
+    _patch_a_method, _patch_a_class_attribute, _patch_a_list_of_a_class, _patch_a_class_of_the_configuration,
+    _patch_a_function_of_the_file, _patch_a_function_of_torch, _patch_a_table_of_functions,
+    _patch_what_a_function_in_a_table_calls,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.__name__)
 def test_a_class_that_was_patched_is_another(
     patch: Callable[[Any, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,9 +173,83 @@ def test_code_without_a_file_is_told_apart() -> None:
     assert fingerprint(made("x + 1")) != fingerprint(made("x + 2"))
 
 
+FACTOR, FACTORS = 2.0, [2.0]
+
+
+def _scaled(factors: list[float]) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * factors[0]
+
+    return forward
+
+
+class Scale(nn.Module):
+    """Reads numbers that are no attributes of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * FACTOR * self._more()
+
+    def _more(self) -> float:
+        return FACTORS[0]
+
+
+def test_globals_that_a_method_reads_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [fingerprint(Scale())]
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    found.append(fingerprint(Scale()))
+    monkeypatch.setitem(globals(), "FACTORS", [3.0])
+    found.append(fingerprint(Scale()))
+    for factor in (1.0, 2.0):
+        monkeypatch.setattr(Scale, "forward", _scaled([factor]))
+        found.append(fingerprint(Scale()))
+    assert len(set(found)) == len(found)
+
+
+class _Numbers(dict[str, float]):
+    pass
+
+
+def test_what_objects_of_classes_like_dict_hold_besides_is_part_of_them() -> None:
+    module = nn.Identity()
+    module.held = _Numbers(a=1.0)  # type: ignore[assignment]
+    before = fingerprint(module)
+    module.held.factor = 2.0
+    assert fingerprint(module) != before
+
+
+def test_the_dtype_of_autocast_is_part_of_it() -> None:
+    module, found = nn.Linear(2, 2), []
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype):
+            found.append(fingerprint(module))
+    assert found[0] != found[1]
+
+
+def test_a_process_that_has_run_and_searched_a_model_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEGYM_FX_PLANS", "0")
+    model = llama()
+    before = fingerprint(model)
+    model.generate(tiny_models.tokens(1, 4), max_new_tokens=2)
+    fingerprint(tiny_models.build("gpt2", torch.float32))
+    restore(kernelize(model))
+    assert fingerprint(model) == before
+
+
 def _closure() -> Callable[[torch.Tensor], torch.Tensor]:
     factor = 2.0
     return lambda x: factor * x
+
+
+def _nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+class _Silent(float):
+    def __repr__(self) -> str:
+        raise ValueError("nothing")
 
 
 UNDESCRIBED: dict[str, Callable[[Any], object]] = {
@@ -148,6 +257,8 @@ UNDESCRIBED: dict[str, Callable[[Any], object]] = {
     "hook before": lambda m: m.model.norm.register_forward_pre_hook(lambda *_: None),
     "closure": lambda m: setattr(m.model.norm, "scale", _closure()),
     "object of C": lambda m: setattr(m, "generator", torch.Generator()),
+    "too deep": lambda m: setattr(m.model.norm, "scale", _nested(5000)),
+    "no description of itself": lambda m: setattr(m.model.norm, "scale", _Silent()),
     "module that is no part": lambda m: m.__dict__.__setitem__("other", nn.Linear(2, 2)),
 }
 

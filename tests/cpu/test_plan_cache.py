@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from transformers.models.llama import modeling_llama
 
-from tilegym_fx import kernelize, plan_cache, planner, report, restore
+from tilegym_fx import kernelize, live, plan_cache, planner, report, restore
 from tilegym_fx.apply import is_applied
 from tilegym_fx.errors import UsageError
+from tilegym_fx.verify import MemoryVerifyError
 
 pytestmark = pytest.mark.filterwarnings("ignore:tilegym_fx")
 
@@ -129,6 +131,54 @@ def test_another_model_or_other_options_are_searched(
     assert len(list(plans.iterdir())) == 2
     kernelize(llama(**changes), **options)
     assert len(searches) == 1
+
+
+@pytest.mark.parametrize("option", ["only", "skip"])
+def test_names_from_a_generator_are_read_once(plans: Path, option: str) -> None:
+    names = ["linear", "rms_norm"]
+    for given in (names, (name for name in names), tuple(names)):
+        expected = report(kernelize(llama(), **{option: names})).counts()
+        assert report(kernelize(llama(), **{option: given})).counts() == expected
+        assert ("linear" in expected) == (option == "only")
+
+
+def test_a_string_is_one_name(plans: Path) -> None:
+    assert list(report(kernelize(llama(), only="linear_silu_mul")).counts()) == ["linear_silu_mul"]
+
+
+@pytest.mark.parametrize("given", [3, ["linear", 3], [["linear"]]])
+def test_what_is_no_list_of_names_is_told(plans: Path, given: Any) -> None:
+    for option in ("only", "skip"):
+        with pytest.raises(UsageError, match=f"{option}=.* is no list of names"):
+            kernelize(llama(), **{option: given})
+
+
+def test_a_function_exchanged_for_one_start_costs_later_ones_nothing(
+    plans: Path, searches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing of ours stands for it, what was kept would fit the model without the change too, with less."""
+    whole = report(kernelize(llama())).counts()
+    inner = modeling_llama.apply_rotary_pos_emb
+    with monkeypatch.context() as patched:
+        patched.setattr(modeling_llama, "apply_rotary_pos_emb", lambda *args: tuple(x + 0 for x in inner(*args)))
+        fewer = report(kernelize(llama())).counts()
+    assert sum(fewer.values()) < sum(whole.values())
+    assert report(kernelize(llama())).counts() == whole
+    assert len(searches) == 1
+
+
+def test_a_plan_is_not_lost_where_memory_runs_out(
+    plans: Path, searches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: Any) -> None:
+        raise MemoryVerifyError("no memory")
+
+    monkeypatch.setattr(live, "judged", no_memory)
+    before = kept(plans)
+    with pytest.raises(MemoryVerifyError):
+        kernelize(llama())
+    assert not searches
+    assert kept(plans) == before
 
 
 def test_another_version_of_our_code_searches_anew(
