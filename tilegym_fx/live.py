@@ -25,6 +25,7 @@ from .alone import alone
 from .errors import ApplyError, ExportError, MatchError, UsageError, VerifyError
 from .export import MODEL_ERRORS, cache_of, copies
 from .export.trace import describe
+from .fingerprint import NoFingerprintError
 from .folder_form import emitted_path, make_emitted_folder, refuse_foreign
 from .judging import UNCHECKED, Checked, Rewriting, Run, judged, put_unjudged, wider_run
 from .live_model import BATCH, Call, is_meta, model_device, names_in, split_inputs
@@ -101,13 +102,21 @@ def _planned_and_applied(
     emit: str | Path | None,
 ) -> tuple[Report, Checked]:  # fmt: skip
     """What an earlier start found, where it is right; else a search, whose result is kept once it is verified."""
-    kept_in = plan_cache.place_of(model, only, skip) if inputs is None else None
+    kept_in, why_not = _kept_place(model, only, skip) if inputs is None else (None, "")
     if kept_in is not None and (found := _kept_and_applied(model, kept_in, verify, emit)) is not None:
         return found
     report, checked = _searched_and_applied(model, inputs, only, skip, verify, emit)
     if kept_in is not None and _is_worth_keeping(report, checked):
-        plan_cache.keep(kept_in, report)
-    return report, checked
+        why_not = plan_cache.keep(kept_in, report)
+    return replace(report, not_kept=why_not), checked
+
+
+def _kept_place(model: nn.Module, only: Collection[str] | None, skip: Collection[str]) -> tuple[Path | None, str]:
+    """Where a plan is kept, or why it cannot be."""
+    try:
+        return plan_cache.place_of(model, only, skip), ""
+    except NoFingerprintError as why:
+        return None, str(why)
 
 
 def _kept_and_applied(

@@ -86,6 +86,7 @@ class Report:
         whole: Why every layer was captured although many are alike; empty where it was not so.
         chooses: Whether the model chooses by scores, as a mixture of experts does.
         kept: Whether the places were found by an earlier start, and only verified by this one.
+        not_kept: Why the next start will search again; empty where it need not, or has been told to.
         judged_by_places: Why it was judged place by place, and what came of it; empty where its outputs were enough.
     """
 
@@ -108,6 +109,7 @@ class Report:
     chooses: bool = False
     judged_by_places: str = ""
     kept: bool = False
+    not_kept: str = ""
 
     @classmethod
     def of(cls, model: nn.Module, made: EmitResult, outcomes: Mapping[str, Outcome], problems: Mapping[str, str],
@@ -164,6 +166,7 @@ class Report:
             on = f" on {self.device}" if self.device else ""
             lines.append(f"  estimated coverage of {name}{on}: {share:.1%}, in graph form {anywhere:.1%}")
         lines += [_KEPT] if self.kept else []
+        lines += [f"  the next start searches again: {self.not_kept}"] if self.not_kept else []
         lines += [f"  {name} was not captured: {why}" for name, why in self.problems.items()]
         lines += [f"  every layer was captured, although many are alike: {self.whole}"] if self.whole else []
         lines += [f"  {check}" for check in self.checks]

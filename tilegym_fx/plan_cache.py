@@ -19,14 +19,16 @@ from torch import nn
 from . import settings
 from .apply import save
 from .cost import device_of
-from .fingerprint import NoFingerprintError, fingerprint
+from .fingerprint import fingerprint
 from .inventory.layout import shipped_root
 from .live_model import model_device
 from .live_report import Estimate, Report
 from .results import Frame, Match, MatchKind, Rejection, Site, Written
 
 log = logging.getLogger("tilegym_fx")
-_CODE = ("tilegym_fx/**/*.py", "definitions/**/*.json", "solutions/**/*.json", "patterns/*.py", "kernels/*.py")
+#: Plans that are kept, the latest; each is some hundred kilobytes.
+_MOST = 200
+_SHIPPED = ("definitions/**/*.json", "solutions/**/*.json", "patterns/*.py", "kernels/*.py")
 
 
 def place_of(model: nn.Module, only: Collection[str] | None, skip: Collection[str]) -> Path | None:
@@ -38,16 +40,14 @@ def place_of(model: nn.Module, only: Collection[str] | None, skip: Collection[st
         skip: Definitions to leave out.
 
     Returns:
-        None where nothing is kept: it is switched off (``TILEGYM_FX_PLANS``), other inventories are searched too, or
-        the model has no fingerprint.
+        None where nothing is kept: it is switched off (``TILEGYM_FX_PLANS``), or other inventories are searched too.
+
+    Raises:
+        NoFingerprintError: If no other process could be sure that it has the same model.
     """
     if not settings.keeps_plans() or settings.inventory_roots():
         return None
-    try:
-        model_is = fingerprint(model)
-    except NoFingerprintError as why:
-        log.info("the plan of this %s is not kept: %s", type(model).__name__, why)
-        return None
+    model_is = fingerprint(model)
     asked = only if only is None else sorted(set(only)), sorted(set(skip)), device_of(model_device(model))
     key = hashlib.sha256(f"{_code_digest()} {model_is} {asked}".encode()).hexdigest()
     return settings.cache_folder() / "plans" / f"{key}.json"
@@ -55,8 +55,8 @@ def place_of(model: nn.Module, only: Collection[str] | None, skip: Collection[st
 
 def _code_digest() -> str:
     """Of all that takes part in a search: this package and what it ships."""
-    root, digest = shipped_root(), hashlib.sha256()
-    for file in sorted(file for pattern in _CODE for file in root.glob(pattern)):
+    own, root, digest = Path(__file__).parent, shipped_root(), hashlib.sha256()
+    for file in (*sorted(own.rglob("*.py")), *sorted(file for each in _SHIPPED for file in root.glob(each))):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -140,15 +140,23 @@ def read(file: Path) -> Report | None:
         return None
 
 
-def keep(file: Path, report: Report) -> None:
-    """Write a report to be read by later starts. Where it cannot be written, they search again."""
+def keep(file: Path, report: Report) -> str:
+    """Write a report to be read by later starts. Gives why they will search again, where it cannot be written."""
     same = {name: getattr(report, name) for name in _Kept.model_fields if name not in ("written", "misses")}
     kept = _Kept(**same, written=[_Row.of(w) for w in report.written], misses=_misses(report.rejections))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         save(kept.model_dump_json(), file)
+        _drop_oldest(file.parent)
     except OSError as why:
-        log.info("a plan is not kept: %s", why)
+        return f"nothing can be kept in {file.parent}: {why.strerror or why}"
+    return ""
+
+
+def _drop_oldest(folder: Path) -> None:
+    files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)
+    for file in files[:-_MOST]:
+        file.unlink(missing_ok=True)
 
 
 def forget(file: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,24 @@ from tilegym_fx.verify import MemoryVerifyError
 pytestmark = pytest.mark.filterwarnings("ignore:tilegym_fx")
 
 
+@pytest.fixture(scope="module")
+def first_start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache folder after a first start of `llama()`."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setenv("TILEGYM_FX_CACHE", str(folder))
+        patch.setenv("TILEGYM_FX_PLANS", "1")
+        kernelize(llama())
+    return folder
+
+
 @pytest.fixture
-def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def plans(first_start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of plans, of which one is kept: of `llama()`."""
+    shutil.copytree(first_start, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("TILEGYM_FX_CACHE", str(tmp_path))
     monkeypatch.setenv("TILEGYM_FX_PLANS", "1")
-    kernelize(llama())
     return tmp_path / "plans"
 
 
@@ -257,8 +271,26 @@ def test_a_folder_that_cannot_be_written_to_costs_nothing(
     monkeypatch.setenv("TILEGYM_FX_PLANS", "1")
     monkeypatch.setenv("TILEGYM_FX_CACHE", str(tmp_path / "file" / "cache"))
     for _ in range(2):
-        assert is_applied(kernelize(llama()))
+        assert is_applied(model := kernelize(llama()))
+        assert "the next start searches again: nothing can be kept in" in str(report(model))
     assert len(searches) == 2
+
+
+def test_a_model_that_cannot_be_recognised_says_so(plans: Path, searches: list[Any]) -> None:
+    model = llama()
+    model.model.norm.register_forward_hook(lambda *_: None)
+    assert "the next start searches again: model.norm has hooks" in str(report(kernelize(model)))
+    assert len(searches) == len(list(plans.iterdir())) == 1
+
+
+def test_no_more_than_so_many_are_kept(plans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_cache, "_MOST", 2)
+    (first,) = plans.iterdir()
+    os.utime(first, (0, 0))
+    for epsilon in (1e-3, 1e-4):
+        kernelize(llama(rms_norm_eps=epsilon))
+    assert len(list(plans.iterdir())) == 2
+    assert not first.exists()
 
 
 def test_what_was_not_verified_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

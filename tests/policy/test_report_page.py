@@ -33,6 +33,8 @@ REPORT = Report(
     runs="kernels",
     judged_by_places="prefill: off by 0.8, 0.2 allowed, and it chooses by scores; 12 calls of 2 ops are right",
     whole="layers.0 and layers.1, which are alike, are written in different ways",
+    kept=True,
+    not_kept="mlp has hooks",
 )
 OUTCOME = Outcome(
     Plan(tuple(PlannedMatch(m, None, 1.0, 1.0) for m in MATCHES), REJECTIONS), 9, device="h200", runs="kernels"

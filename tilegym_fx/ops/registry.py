@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ _library = Library(_NAMESPACE, "FRAGMENT")
 _SCALARS = {"float": "float", "int": "int", "bool": "bool"}
 _ops: dict[str, Op] = {}
 _writing: dict[str, InPlaceOp] = {}
+#: torch defines an op once in a process; models may run in several threads.
+_making = threading.RLock()
 
 
 def schema_of(definition: Definition, written: Collection[str] = ()) -> str:
@@ -48,9 +51,10 @@ def _scalar_kind(dtype: str) -> str:
 
 def register(inventory: Inventory) -> None:
     """Make one op for each Definition of the inventory that has none yet."""
-    for name, definition in inventory.definitions.items():
-        if name not in _ops:
-            _make(definition, inventory)
+    with _making:
+        for name, definition in inventory.definitions.items():
+            if name not in _ops:
+                _make(definition, inventory)
 
 
 def register_shipped() -> None:
@@ -73,25 +77,17 @@ def _make(definition: Definition, inventory: Inventory) -> None:
 
 
 def overload(name: str) -> torch._ops.OpOverload:
-    """``torch.ops.tilegym_fx.<name>.default``, made from the shipped inventory if it is not there yet.
+    """``torch.ops.tilegym_fx.<name>.default``, registering the shipped inventory if needed.
 
-    Only this one is made: a model calls a few, and torch takes longer to make all than to read the inventory.
+    All of it, as a graph that is loaded later may call any op.
     """
     if name not in _ops:
-        inventory = _inventory_with(name)
-        if name not in inventory.definitions:
-            advice = f"{UnknownNameError.advice}{did_you_mean(name, {*_ops, *inventory.definitions})}"
-            raise KernelError(f"there is no op {name!r}", advice=advice)
-        _make(inventory.definitions[name], inventory)
+        register_shipped()
+    if name not in _ops:
+        advice = f"{UnknownNameError.advice}{did_you_mean(name, _ops)}"
+        raise KernelError(f"there is no op {name!r}", advice=advice)
     found: torch._ops.OpOverload = getattr(torch.ops.tilegym_fx, name).default
     return found
-
-
-def _inventory_with(name: str) -> Inventory:
-    """What another op was made from, where it has the Definition; else the shipped one, as it is now."""
-    from tilegym_fx.inventory import load
-
-    return next((op.inventory for op in _ops.values() if name in op.inventory.definitions), None) or load()
 
 
 def writing_overload(name: str, written: Mapping[int, str]) -> torch._ops.OpOverload:
