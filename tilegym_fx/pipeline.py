@@ -62,6 +62,7 @@ class Outcome:
         anywhere: What would be chosen if the policy refused no place; None where it refuses none.
         device: Whose times are estimated.
         runs: What the chosen places run where the graph was compiled; empty where it was not.
+        already: Calls of ops of ours that were in the graph before, as in one of a kernelized model.
     """
 
     plan: Plan = field(repr=False)
@@ -72,6 +73,7 @@ class Outcome:
     anywhere: tuple[PlannedMatch, ...] | None = field(default=None, repr=False)
     device: str = ""
     runs: str = ""
+    already: int = 0
 
     @property
     def chosen(self) -> tuple[PlannedMatch, ...]:
@@ -100,7 +102,8 @@ class Outcome:
         return misses(self.rejections)
 
     def __str__(self) -> str:
-        lines = [f"a graph of {self.nodes} calls: {places(len(self.chosen), self.runs)}"]
+        already = f", {self.already} of ops of ours already" if self.already else ""
+        lines = [f"a graph of {self.nodes} calls{already}: {places(len(self.chosen), self.runs)}"]
         lines += [f"  {name:28} {count}" for name, count in sorted(self.counts().items())]
         on = f" on {self.device}" if self.device else ""
         lines.append(f"  estimated coverage{on}: {self.coverage:.1%} of {self.seconds_total * 1e3:.3g} ms")
@@ -173,7 +176,7 @@ def find(
         keep_layouts: The graph is going to run: what its caller sees contiguous must stay so.
         tell_waiting: Reject, with that reason, where an unverified Definition would take what is left over.
     """
-    nodes = sum(n.op == "call_function" for n in graph.nodes)
+    targets = [n.target for n in graph.nodes if n.op == "call_function"]
     seconds: dict[str, float] = {}
     with _timed("normalize", seconds):
         if keep_layouts:
@@ -187,20 +190,28 @@ def find(
         chosen = plan(graph, matches, misses, inventory, policy)
         free = replace(policy, refuse=None)
         anywhere = plan(graph, matches, (), inventory, free).chosen if policy.refuse is not None else None
-    uncovered = tuple(_uncovered(graph, chosen, policy.device))
+    left_over = tuple(_uncovered(graph, chosen, policy.device))
+    uncovered = tuple((node, seconds) for node, seconds in left_over if not _is_ours(node.target))
     covered = sum(p.seconds_after for p in chosen.chosen)
+    covered += sum(seconds for node, seconds in left_over if _is_ours(node.target))
     left = sum(seconds for _, seconds in uncovered)
     if tell_waiting and policy.only is None and left > _WORTH_TELLING * (covered + left):
         told = _waiting(graph, inventory, {node for node, _ in uncovered}, site_of)
         chosen = Plan(chosen.chosen, (*chosen.rejections, *told))
     log.info(
         "%d nodes, %d matches, %d chosen, %d rejected",
-        nodes,
+        len(targets),
         len(matches),
         len(chosen.chosen),
         len(chosen.rejections),
     )
-    return Outcome(chosen, nodes, seconds, covered, uncovered, anywhere, policy.device.name)
+    already = sum(map(_is_ours, targets))
+    return Outcome(chosen, len(targets), seconds, covered, uncovered, anywhere, policy.device.name, already=already)
+
+
+def _is_ours(target: Any) -> bool:
+    """Whether a call runs a kernel of ours already, as in the graph of a kernelized model."""
+    return getattr(target, "namespace", "") == "tilegym_fx"
 
 
 def _waiting(

@@ -59,6 +59,12 @@ def model() -> Block:
 X = torch.linspace(-1, 1, 6 * WIDTH).reshape(2, 3, WIDTH)
 
 
+@pytest.mark.parametrize("what", [3, None, "model", nn.Linear], ids=str)
+def test_what_is_no_module_is_refused(emitted: ModuleType, what: Any) -> None:
+    with pytest.raises(ApplyError, match=r"is no module\. Give the model that the file was made for"):
+        patching.apply(emitted, what)
+
+
 def test_apply_runs_the_kernels_and_restore_gives_back_the_same_functions(emitted: ModuleType, model: Block) -> None:
     expected, forward = model(X), model.plain.forward.__func__
     patching.apply(emitted, model)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tilegym_fx import kernelize, report, restore
+from tilegym_fx import kernelize, last_report, report, restore
 from tilegym_fx.errors import ExportError, UsageError, VerifyError
 
 X = torch.linspace(-1, 1, 3 * emit_modules.WIDTH).reshape(3, -1)
@@ -64,6 +64,33 @@ def test_emit_writes_over_no_file_that_is_not_ours(tmp_path: Path, name: str) ->
     for _ in range(2):  # over an empty file, and over one of ours
         kernelize(model, inputs=X, emit=tmp_path / name)
         assert "PATCHES" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "what"),
+    [
+        (torch.ones(3, emit_modules.WIDTH + 1), "RuntimeError"),
+        ({"zz": X}, "unexpected keyword argument 'zz'"),
+        ("hello", "Error"),
+        ((), "missing 1 required positional argument"),
+    ],
+    ids=["shape", "name", "text", "none"],
+)
+def test_inputs_that_the_model_itself_does_not_take_are_refused(inputs: Any, what: str) -> None:
+    model = emit_modules.Norm()
+    with pytest.raises(UsageError, match=f"Norm does not run with these inputs: .*{what}.*Give what it is called with"):
+        kernelize(model, inputs=inputs)
+    assert type(model) is emit_modules.Norm
+
+
+def test_a_graph_of_a_kernelized_model_counts_the_ops_that_are_there() -> None:
+    model = kernelize(two_gates(), inputs=X)
+    torch.compile(model, backend="tilegym_fx", options={"inner": "eager"})(X)
+    found = last_report()
+    assert found.already == 2
+    assert "2 of ops of ours already: 2 places" in str(found)
+    assert found.counts() == {"linear": 2}
+    assert found.coverage == 1
 
 
 def two_gates() -> Any:

@@ -30,6 +30,8 @@ def apply(module: ModuleType, model: Model) -> Model:
     Raises:
         ApplyError: If the emitted module was not made for this model as it is now. The model is unchanged.
     """
+    if not isinstance(model, nn.Module):
+        raise ApplyError(f"a {type(model).__name__} is no module", advice="Give the model that the file was made for")
     check_dropped(module)
     chosen: list[tuple[nn.Module, str, Patch]] = []
     for patch in module.PATCHES:
