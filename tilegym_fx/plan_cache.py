@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 from torch import nn
 
 from . import settings
@@ -125,6 +125,12 @@ class _Kept(BaseModel):
     copied: int
     whole: str
     chooses: bool
+
+    @model_validator(mode="after")
+    def _same_calls(self) -> _Kept:
+        if self.estimates.keys() != self.graph_form.keys():
+            raise ValueError("estimates and graph_form are of different calls")
+        return self
 
     def report(self) -> Report:
         rejections = tuple(rejection for miss in self.misses for rejection in miss.rejections())

@@ -13,6 +13,11 @@ from types import ModuleType
 from tilegym_fx.errors import ApplyError
 
 _PREFIX = "tilegym_fx_emitted_"
+#: What a file that is not as it was emitted may raise when it is run.
+_BY_A_FILE = (
+    ArithmeticError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError, SyntaxError, TypeError,
+    ValueError,
+)  # fmt: skip
 
 
 def load(text_or_path: str | os.PathLike[str]) -> ModuleType:
@@ -47,7 +52,7 @@ def _imported(text: str, path: Path | None) -> ModuleType:
         exec(compile(text, file, "exec"), module.__dict__)
         if not hasattr(module, "PATCHES"):
             raise ApplyError(f"{file} has no PATCHES table", advice="Give the file that --emit wrote")
-    except (ImportError, AttributeError, SyntaxError, NameError, TypeError, ApplyError) as problem:
+    except (*_BY_A_FILE, ApplyError) as problem:
         del sys.modules[name]
         if isinstance(problem, ApplyError):
             raise
