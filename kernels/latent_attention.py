@@ -259,6 +259,19 @@ def choose_tiling(heads: int, length: int) -> Tiling:
     return Tiling(FEW_ROWS, 64, 1)
 
 
+def run_absorbed(
+    q_nope: torch.Tensor, q_pe: torch.Tensor, latents: torch.Tensor, k_pe: torch.Tensor, matrices: torch.Tensor,
+    mask: torch.Tensor, y: torch.Tensor, scale: float, tiling: Tiling,
+) -> None:  # fmt: skip
+    """Fill y [B, S, H, V] with the absorbed form; matrices are [H, D + V, L], a mask is [1 or B, 1, 1 or S, T]."""
+    width = q_nope.shape[3]
+    q = q_nope.new_empty(*q_nope.shape[:3], latents.shape[3])
+    z = torch.empty_like(q)
+    run_product(q_nope, matrices[:, :width], q, out_first=False)
+    run_decode(q, q_pe, latents, k_pe, mask, z, scale, tiling)
+    run_product(z, matrices[:, width:], y.transpose(1, 2), out_first=True)
+
+
 def run_product(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, *, out_first: bool) -> None:
     """Fill y [B, H, S, N] with x [B, H, S, K] times the matrix of each head: [H, N, K] if out_first, else [H, K, N]."""
     batch, heads, length, _ = x.shape
