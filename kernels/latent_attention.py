@@ -228,12 +228,9 @@ def absorbed_attention(
         sign = -1 if scale else 0
         q_nope, q_pe, scale = q_nope * sign, q_pe * sign, -scale or 1.0
     if y.numel():
-        q = q_nope.new_empty(batch, heads, length, latents.shape[3])
-        z = torch.empty_like(q)
-        run_product(q_nope, matrices[:, :width], q, out_first=False)
-        latents, k_pe, mask = _unit_stride(latents), _unit_stride(k_pe), _compact(mask, latents.shape[2])
-        run_decode(q, q_pe, latents, k_pe, mask, z, scale, choose_tiling(heads, length))
-        run_product(z, matrices[:, width:], y.transpose(1, 2), out_first=True)
+        q_pe, latents, k_pe = _unit_stride(q_pe), _unit_stride(latents), _unit_stride(k_pe)
+        mask = _compact(mask, latents.shape[2])
+        run_absorbed(q_nope, q_pe, latents, k_pe, matrices, mask, y, scale, choose_tiling(heads, length))
     return y
 
 

@@ -134,6 +134,9 @@ def test_one_mask_serves_the_whole_batch_and_strides_are_free() -> None:
         "kv_weight": inputs["kv_weight"].t().contiguous().t(),
     }  # fmt: skip
     assert torch.equal(INVENTORY.entry_point(NAME)(**inputs | views), expected)
+    for name in ("q_nope", "q_pe", "latents", "k_pe"):
+        turned = inputs[name].mT.contiguous().mT
+        assert torch.equal(INVENTORY.entry_point(NAME)(**inputs | {name: turned}), expected)
 
 
 def launched(length: int, tokens: int, heads: int, batch: int = 1, dtype: torch.dtype = torch.bfloat16) -> list[Any]:
