@@ -24,6 +24,9 @@ STATES = (
 )
 #: The gated delta rule: each key head has one, two or three value heads.
 DELTA = ({"Hk": 2, "Hv": 6}, {"Hk": 8, "Hv": 8, "D": 80, "Dv": 96}, {"Hk": 4, "Hv": 8, "D": 128, "Dv": 128})
+#: Multi-head latent attention: small heads, and those of two real models; a step, several tokens and a prompt.
+LATENTS = ({"Hq": 7, "D": 20, "R": 6, "L": 40, "V": 12}, {"Hq": 16, "D": 128, "R": 64, "L": 512, "V": 128},
+           {"Hq": 128, "D": 128, "R": 64, "L": 512, "V": 128})  # fmt: skip
 EXPERT_WIDTHS = ({"H": 576, "I": 192, "K": 4}, {"H": 2880, "I": 64, "K": 4})
 #: One of each kind of tiling.
 ROW_COUNTS = (1, 3, 16, 24, 60, 130)
@@ -53,6 +56,10 @@ def cases(name: str, dtype: torch.dtype) -> list[dict[str, int]]:
         return [{"B": 2, **states} for states in STATES]
     if "Hv" in axes:
         return [{"B": 2, **heads} for heads in DELTA]
+    if "kv_weight" in definition.inputs:
+        return [
+            {"B": 2, **heads, "S": s, "T": t} for heads in LATENTS for s, t in ((1, 700), (1, 13), (3, 200), (40, 90))
+        ]
     if "D" in axes:
         lengths = LENGTHS if "T" in axes else [{**x, "T": x["S"]} for x in LENGTHS]
         heads = [{**h, "R": h["D"] // 2} for h in HEADS]

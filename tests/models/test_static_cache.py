@@ -10,13 +10,14 @@ import pytest
 import torch
 from fresh_compiler import fresh_compiler
 from pass_checks import assert_as_exact
-from static_steps import filled_cache, given, tiny
+from static_steps import LATENT_HEADS, filled_cache, given, tiny
 from transformers import StaticCache
 
 from tilegym_fx import last_report
 
 NAME = "rotary_cache_write"
 LAYERS = 3
+LATENT = "latent_attention_masked"
 
 
 def steps(model: torch.nn.Module, step: torch.nn.Module, rows: int) -> tuple[list[torch.Tensor], StaticCache]:
@@ -39,10 +40,12 @@ def assert_same_steps(model: torch.nn.Module, step: torch.nn.Module, rows: int =
         assert_as_exact(ours.values, theirs.values, right.values)
 
 
-def counts(model_type: str, rows: int = 1, **options: Any) -> Mapping[str, int]:
+def counts(
+    model_type: str, rows: int = 1, *, changes: Mapping[str, Any] | None = None, **options: Any
+) -> Mapping[str, int]:
     """What the graph of a step holds, having checked that its steps are those of the model."""
     fresh_compiler()
-    model = tiny(model_type, LAYERS)
+    model = tiny(model_type, LAYERS, **(changes or {}))
     step = torch.compile(model, backend="tilegym_fx", options={"inner": "eager", **options})
     assert_same_steps(model, step, rows)
     report = last_report()
@@ -73,3 +76,22 @@ def test_where_it_is_left_out_the_rotary_embedding_stays() -> None:
     found = counts("llama", skip=[NAME])
     assert NAME not in found
     assert found["rotary_embedding"] == LAYERS
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3"])
+def test_latents_are_attended_to_as_they_are_cached(
+    model_type: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILEGYM_FX_INTERPRET", "1")
+    assert counts(model_type, rows, only=LATENT, changes=LATENT_HEADS) == {LATENT: LAYERS}
+
+
+def test_without_being_named_it_leaves_latents_to_kernels_of_single_steps() -> None:
+    found = counts("deepseek_v3", changes=LATENT_HEADS)
+    assert LATENT not in found
+    assert found["concat_last_shared"] == found["mla_attention_masked"] == LAYERS
+
+
+def test_near_miss_keys_of_their_own_are_no_latents() -> None:
+    assert counts("llama", only=LATENT) == {}

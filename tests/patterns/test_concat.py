@@ -27,6 +27,27 @@ def test_hit_however_it_is_put_together(code: Any, heads: int, dtype: torch.dtyp
     check(code, [rand(2, 6, 5, 16, dtype=dtype), rand(2, heads, 5, 8, dtype=dtype)], {name: 1})
 
 
+def test_hit_for_a_part_that_was_written_before_it_is_copied() -> None:
+    """The rotated key of a static cache."""
+
+    def code(a: Any, cache: Any, key: Any) -> Any:
+        return assembled(a, cache.index_copy_(2, torch.arange(3, 4), key))
+
+    inputs = [rand(2, 6, 5, 16), rand(2, 1, 5, 8), rand(2, 1, 1, 8, seed=1)]
+    check(code, inputs, {"concat_last_shared": 1}, left=None)
+
+
+def test_near_miss_a_part_that_is_written_before_the_last_one_is_copied() -> None:
+    def code(a: Any, b: Any) -> Any:
+        whole = a.new_empty(*a.shape[:-1], 24)
+        whole[..., :16] = a
+        a.add_(1)
+        whole[..., 16:] = b
+        return whole
+
+    check(code, [rand(2, 6, 5, 16), rand(2, 6, 5, 8)], {}, left=None)
+
+
 def test_near_miss_a_place_that_is_never_filled() -> None:
     def code(a: Any, b: Any) -> Any:
         whole = a.new_zeros(*a.shape[:-1], 30)

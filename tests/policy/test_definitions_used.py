@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from static_steps import step_on_a_static_cache
+from static_steps import LATENT_HEADS, step_on_a_static_cache
 
 from tilegym_fx.cost import get_device
 from tilegym_fx.export import build, export_phase, site_of
@@ -44,10 +44,12 @@ USED = types_by_definition()
 #: Definitions that no export of a growing cache has -> model types that have it where the cache is static.
 WITH_A_STATIC_CACHE = {
     "rotary_cache_write": ("llama", "qwen3"), "cache_write": ("gemma3_text", "llama"),
-    "cache_roll_write": ("gemma3_text", "phi3"),
+    "cache_roll_write": ("gemma3_text", "phi3"), "latent_attention_masked": ("deepseek_v2", "deepseek_v3"),
 }  # fmt: skip
-#: Those that a step has which finds the cache of a sliding window full.
-FULL = {"cache_roll_write": {"sliding_window": 4}}
+#: Fields of those models: a window whose cache the step finds full, heads of latent attention.
+FIELDS: dict[str, dict[str, Any]] = {
+    "cache_roll_write": {"sliding_window": 4}, "latent_attention_masked": LATENT_HEADS,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(set(KERNELS) - set(NOT_BY_DEFAULT) - set(WITH_A_STATIC_CACHE)))
@@ -69,7 +71,7 @@ def test_another_configuration_of_any_model_uses_it(name: str) -> None:
     ("name", "model_type"), [(name, kind) for name, kinds in WITH_A_STATIC_CACHE.items() for kind in kinds]
 )
 def test_a_static_cache_uses_it(name: str, model_type: str) -> None:
-    outcome = step_on_a_static_cache(model_type, layers=2, only=(name,), **FULL.get(name, {}))
+    outcome = step_on_a_static_cache(model_type, layers=2, only=(name,), **FIELDS.get(name, {}))
     assert outcome.counts() == {name: 2}
 
 

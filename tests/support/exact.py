@@ -255,7 +255,7 @@ def _rotary_halves_shared(r: Rounding, name: str, q: Any, k: Any, cos: Any, sin:
     return _rotary(Rounding.of(torch.float32), name, _pairs_to_halves(q), _pairs_to_halves(k), *tables)
 
 
-def _attend(r: Rounding, q: Any, k: Any, v: Any, bias: Any, scale: float) -> Any:
+def attend(r: Rounding, q: Any, k: Any, v: Any, bias: Any, scale: float) -> Any:
     """Tolerance: scores, bias and sum may each be rounded, so may the weights and the output.
 
     The sums over the keys are taken in float32: n terms may lose n roundings, as for a linear layer.
@@ -324,19 +324,19 @@ def _attend_eagerly(
 
 @exact("gqa_attention", "mla_attention")
 def _gqa(r: Rounding, name: str, q: Any, k: Any, v: Any, scale: float) -> Any:
-    return _attend(r, q, k, v, torch.zeros((), dtype=torch.float64), scale)
+    return attend(r, q, k, v, torch.zeros((), dtype=torch.float64), scale)
 
 
 @exact("gqa_attention_causal", "mla_attention_causal")
 def _gqa_causal(r: Rounding, name: str, q: Any, k: Any, v: Any, scale: float) -> Any:
     seen = torch.arange(k.shape[2]) <= torch.arange(q.shape[2])[:, None]
-    return _attend(r, q, k, v, torch.where(seen, 0.0, -math.inf).double(), scale)
+    return attend(r, q, k, v, torch.where(seen, 0.0, -math.inf).double(), scale)
 
 
 @exact("gqa_attention_masked", "mla_attention_masked")
 def _gqa_masked(r: Rounding, name: str, q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any:
     bias = torch.where(mask, 0.0, -math.inf).double() if mask.dtype == torch.bool else mask
-    return _attend(r, q, k, v, bias, scale)
+    return attend(r, q, k, v, bias, scale)
 
 
 @exact("rms_norm_unweighted")

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+import exact_latents  # noqa: F401  registers what it holds
 import exact_moe  # noqa: F401  registers what it holds
 import exact_states  # noqa: F401  registers what it holds
 import torch
@@ -101,6 +102,8 @@ def make_inputs(
     axes.update(I2=2 * axes["I"], R2=2 * axes["R"], BH=axes["B"] * axes["Hq"])
     if "P == N * K" in definition.constraints:
         axes["P"] = axes["N"] * axes["K"]
+    if "O == Hq * E" in definition.constraints:
+        axes["O"] = axes["Hq"] * (axes["D"] + axes["V"])
     if "D == 2 * C" in (definition.constraints or ()):
         axes["C"] = axes["D"] // 2
     random = torch.Generator(torch.get_default_device()).manual_seed(

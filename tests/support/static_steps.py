@@ -19,6 +19,11 @@ from tilegym_fx.pipeline import Outcome
 HELD = 24
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
         "vocab_size": 96, "head_dim": 16, "pad_token_id": 0}  # fmt: skip
+#: Heads as in multi-head latent attention, of widths that all differ, and no experts in three layers.
+LATENT_HEADS = {
+    "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    "head_dim": 8, "num_key_value_heads": 4, "first_k_dense_replace": 3,
+}  # fmt: skip
 
 
 def tiny(model_type: str, layers: int, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> nn.Module:

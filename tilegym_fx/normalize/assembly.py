@@ -32,9 +32,9 @@ def _assembled(node: Node, position: dict[Node, int], writes: Writes) -> int:
     parts = [copy for copy in copies if copy is not None]
     if len(parts) < 2 or len(parts) != len(copies) or not is_tensor(val(node)):
         return 0
-    if any(writes.touched(_source(copy)) for copy in parts):
-        return 0
     last = max(parts, key=position.__getitem__)
+    if any(writes.epoch(_source(copy), copy) != writes.epoch(_source(copy), last) for copy in parts):
+        return 0  # what was copied is no more there when the last part is
     slices = [user for user in node.users if user.target is aten.slice.Tensor]
     if any(position[user] < position[last] for user in node.users if user not in slices):
         return 0
