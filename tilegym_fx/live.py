@@ -87,7 +87,6 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
         try:
             report, checked = _planned_and_applied(inner, inputs, only, skip or (), verify, emit)
         except ExportError as error:
-            _refuse_wrong_inputs(inner, inputs)
             return _unchanged(model, str(error), strict, error)
     if not report.text:
         return _unchanged(model, _why_nothing(report), strict, MatchError(_why_nothing(report)))
@@ -168,7 +167,11 @@ def _searched_and_applied(
 
     why_whole = ""
     while True:
-        _, report = plan_source_form(model, inputs=inputs, only=only, skip=skip, whole=why_whole)
+        try:
+            _, report = plan_source_form(model, inputs=inputs, only=only, skip=skip, whole=why_whole)
+        except ExportError:
+            _refuse_wrong_inputs(model, inputs)
+            raise
         _save(report.text, emit, model)
         try:
             return report, _apply(model, report, inputs, verify)
