@@ -71,8 +71,8 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
     Raises:
         ExportError: With ``strict``, if the model cannot be captured, or does not run.
         MatchError: If an option names no Definition; with ``strict``, if nothing matches.
-        UsageError: If ``model`` is no module or another thread is running it, or if ``inputs``, ``emit`` or ``compile``
-            is nothing that can be used.
+        UsageError: If ``model`` is no module or another thread is running it, or if ``emit`` or ``compile`` is nothing
+            that can be used.
         VerifyError: If an output differs by more than rounding, or the result does not run; the model is put back.
     """
     _require_module(model)
@@ -101,7 +101,7 @@ def _refuse_wrong_inputs(model: nn.Module, inputs: Any) -> None:
     """What cannot be captured may be called with the wrong things.
 
     Raises:
-        UsageError: If the model itself does not run with these inputs.
+        ExportError: If the model itself does not run with these inputs.
     """
     if inputs is None or is_meta(model):
         return
@@ -110,9 +110,9 @@ def _refuse_wrong_inputs(model: nn.Module, inputs: Any) -> None:
         with torch.no_grad():
             model(*args, **kwargs)
     except MODEL_ERRORS as problem:
-        raise UsageError(f"{type(model).__name__} does not run with these inputs: {describe(problem)}",
-                         advice="Give what it is called with: a tensor, a tuple of arguments or a dict of named ones"
-                         ) from problem  # fmt: skip
+        raise ExportError(f"{type(model).__name__} does not run with these inputs: {describe(problem)}",
+                          advice="Give what it is called with: a tensor, a tuple of arguments or a dict of named ones"
+                          ) from problem  # fmt: skip
 
 
 def _planned_and_applied(

@@ -40,16 +40,24 @@ def llama() -> Any:
     return tiny_models.build("llama", torch.float32)
 
 
+def found_by_a_process(family: str, seed: str, *, before: str = "") -> str:
+    """What a new process finds, which has done something before."""
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "ignore", "-c", BUILD + before + PRINT.format(family)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2"])
 def test_other_processes_find_the_same(family: str) -> None:
-    here = fingerprint(tiny_models.build(family, torch.float32))
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        script = BUILD + PRINT.format(family)
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-        )
-        assert done.stdout.strip() == here
+    assert found_by_a_process(family, "1") == found_by_a_process(family, "2")
+
+
+def test_a_process_that_has_kernelized_and_run_another_model_finds_the_same() -> None:
+    before = (
+        "import tilegym_fx; other = tilegym_fx.kernelize(tiny_models.build('gpt2', torch.float32)); "
+        "other.generate(torch.ones(1, 4, dtype=torch.long), max_new_tokens=2); "
+    )
+    assert found_by_a_process("llama", "1", before=before) == found_by_a_process("llama", "2")
 
 
 def test_a_process_that_has_compiled_a_model_finds_the_same() -> None:

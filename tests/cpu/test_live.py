@@ -76,11 +76,13 @@ def test_emit_writes_over_no_file_that_is_not_ours(tmp_path: Path, name: str) ->
     ],
     ids=["shape", "name", "text", "none"],
 )
-def test_inputs_that_the_model_itself_does_not_take_are_refused(inputs: Any, what: str) -> None:
-    model = emit_modules.Norm()
-    with pytest.raises(UsageError, match=f"Norm does not run with these inputs: .*{what}.*Give what it is called with"):
+def test_inputs_that_the_model_itself_does_not_take_are_told(inputs: Any, what: str) -> None:
+    model, told = emit_modules.Norm(), f"Norm does not run with these inputs: .*{what}.*Give what it is called with"
+    with pytest.warns(UserWarning, match=f"Norm is unchanged: {told}"):
         kernelize(model, inputs=inputs)
     assert type(model) is emit_modules.Norm
+    with pytest.raises(ExportError, match=told):
+        kernelize(model, inputs=inputs, strict=True)
 
 
 def test_a_graph_of_a_kernelized_model_counts_the_ops_that_are_there() -> None:
