@@ -13,7 +13,6 @@ processes compile everything first.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 import sys
@@ -186,16 +185,8 @@ def dry_run(case: Case) -> None:
         print(f"{case!s:34} {label:24} error {check(small, label, run, small.make('cpu')):.1e}  {grids}", flush=True)
 
 
-def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = one_by_one.parser("Decode attention over numbers of blocks.")
-    parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 8192])
-    return parser.parse_args(arguments)
-
-
 def main(arguments: Sequence[str]) -> int:
-    options = options_of(arguments)
+    options = one_by_one.decode_options("Decode attention over numbers of blocks.", list(MODELS), arguments)
     wanted = list(cases(options.only, options.batches, options.contexts))
     return one_by_one.run(__file__, arguments, options, wanted, measure, run_once, dry_run, WARM_LIMIT)
 

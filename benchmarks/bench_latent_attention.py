@@ -14,7 +14,6 @@ everything first.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -193,16 +192,10 @@ def dry_run(case: Case) -> None:
         print(f"{case!s:26} {label:24} error {check(small, label, run, arguments):.1e}  {grids}", flush=True)
 
 
-def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = one_by_one.parser("Latent attention in decode, absorbed and as its author wrote it.")
-    parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 8192])
-    return parser.parse_args(arguments)
-
-
 def main(arguments: Sequence[str]) -> int:
-    options = options_of(arguments)
+    options = one_by_one.decode_options(
+        "Latent attention in decode, absorbed and as its author wrote it.", list(MODELS), arguments
+    )
     wanted = list(cases(options.only, options.batches, options.contexts))
     return one_by_one.run(__file__, arguments, options, wanted, measure, run_once, dry_run, WARM_LIMIT)
 

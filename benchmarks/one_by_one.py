@@ -26,6 +26,21 @@ def parser(description: str) -> argparse.ArgumentParser:
     return options
 
 
+def decode_options(description: str, models: Sequence[str], arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of those that measure a step of decode after contexts of models.
+
+    Args:
+        description: What it is.
+        models: Their names.
+        arguments: Of the command.
+    """
+    options = parser(description)
+    options.add_argument("--only", nargs="+", choices=models, default=list(models), metavar="MODEL")
+    options.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
+    options.add_argument("--contexts", nargs="+", type=int, default=[2048, 8192])
+    return options.parse_args(arguments)
+
+
 def run(
     script: str, arguments: Sequence[str], options: argparse.Namespace, wanted: Sequence[Case],
     measure: Callable[[Case], dict[str, Any]], run_once: Callable[[Sequence[Case], str], None],

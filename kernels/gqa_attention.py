@@ -119,13 +119,18 @@ def masked(scores, factor, tile, kind):
 
 def attend(scores, factor, values, top, total, out):
     """One step of online softmax over `scores` [rows, keys], which times `factor` are in powers of two."""
-    new_top = ct.maximum(top, ct.max(scores, axis=1, keepdims=True) * factor)
+    weights, rescale, top, total = softmax_step(scores, factor, top, total, 1)
+    out = ct.mma(ct.astype(weights, values.dtype), values, out * rescale)
+    return top, total, out
+
+
+def softmax_step(scores, factor, top, total, axis):
+    """Weights of more keys, along an axis of `scores`; what all before are scaled by; the new maxima and sums."""
+    new_top = ct.maximum(top, ct.max(scores, axis=axis, keepdims=True) * factor)
     base = ct.where(new_top > -INFINITY, new_top, 0.0)  # a row without keys so far: no inf - inf
     weights = ct.exp2(scores * factor - base, flush_to_zero=True)
     rescale = ct.exp2(top - base, flush_to_zero=True)
-    total = total * rescale + ct.sum(weights, axis=1, keepdims=True)
-    out = ct.mma(ct.astype(weights, values.dtype), values, out * rescale)
-    return new_top, total, out
+    return weights, rescale, new_top, total * rescale + ct.sum(weights, axis=axis, keepdims=True)
 
 
 def products(query, k, batch, head, step, keys):

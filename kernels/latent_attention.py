@@ -51,6 +51,7 @@ from .gqa_attention import (
     numbers,
     reach,
     read_mask,
+    softmax_step,
 )
 from .linear import linear
 
@@ -109,17 +110,6 @@ def query_tile(q, batch, block, heads, queries, width):
     return ct.transpose(ct.reshape(tile, (heads * queries, width)))
 
 
-def attend(scores, factor, values, top, total, out):
-    """One step of online softmax over `scores` [keys, rows], which times `factor` are in powers of two."""
-    new_top = ct.maximum(top, ct.max(scores, axis=0, keepdims=True) * factor)
-    base = ct.where(new_top > -INFINITY, new_top, 0.0)  # a row without keys so far: no inf - inf
-    weights = ct.exp2(scores * factor - base, flush_to_zero=True)
-    rescale = ct.exp2(top - base, flush_to_zero=True)
-    total = total * rescale + ct.sum(weights, axis=0, keepdims=True)
-    out = ct.mma(values, ct.astype(weights, values.dtype), out * rescale)
-    return new_top, total, out
-
-
 @ct.kernel
 def latent_decode_kernel(
     q, q_pe, latents, k_pe, mask, z, parts, tops, totals, factor,
@@ -153,7 +143,8 @@ def latent_decode_kernel(
             tile = ct.broadcast_to(ct.reshape(tile, (KEYS, 1, QUERIES)), (KEYS, HEADS, QUERIES))
             tile = ct.reshape(tile, (KEYS, rows))
         scores, rest = masked(scores, factor, tile, MASK)
-        top, total, out = attend(scores, rest, ct.transpose(values), top, total, out)
+        weights, rescale, top, total = softmax_step(scores, rest, top, total, 0)
+        out = ct.mma(ct.transpose(values), ct.astype(weights, values.dtype), out * rescale)
     out = ct.transpose(out)
     if DIRECT:
         out = out * (1.0 / ct.reshape(ct.where(total > 0.0, total, 1.0), (rows, 1)))

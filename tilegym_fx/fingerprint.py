@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .authored.functions import layers
 from .export import MODEL_ERRORS, describe
 from .layers import own_attributes
 from .reached import inside, reached, unwrapped
@@ -168,18 +169,15 @@ def _digest(file: str, changed: int) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def _function(function: Any) -> Any:
-    """A function and what it wraps: the file it is from, as it is on disk now, or its code where there is no file."""
-    found = []
-    while isinstance(function, FunctionType):
-        code = function.__code__
-        file = Path(code.co_filename)
-        text: Any = _code(code)
-        if file.is_file():
-            text = _digest(str(file), file.stat().st_mtime_ns), code.co_firstlineno
-        found.append((function.__qualname__, text))
-        function = getattr(function, "__wrapped__", None)
-    return found
+def _function(function: FunctionType) -> Any:
+    """A function and what it wraps."""
+    return [(layer.__qualname__, _text(layer.__code__)) for layer in layers(function)]
+
+
+def _text(code: CodeType) -> Any:
+    """The file that code is from, as it is on disk now, and the line; the code itself where there is no file."""
+    file = Path(code.co_filename)
+    return (_digest(str(file), file.stat().st_mtime_ns), code.co_firstlineno) if file.is_file() else _code(code)
 
 
 def _code(code: CodeType) -> Any:

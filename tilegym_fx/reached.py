@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .authored.functions import DECORATORS_FROM
+from .authored.functions import DECORATORS_FROM, layers
 
 #: Packages whose own code is not followed: what stands under their names is looked at, and no further.
 _FAR = frozenset({"torch", "numpy", *sys.stdlib_module_names})
@@ -120,13 +120,10 @@ class _Walk:
 
 def _layers(held: Any) -> Iterator[FunctionType]:
     """A function and those around it whose code is followed; of packages that are known, decorators are not."""
-    held = unwrapped(held)
-    while held is not None:
-        inner = getattr(held, "__wrapped__", None)
-        known = _FAR if inner is None else _FAR.union(DECORATORS_FROM)
-        if isinstance(held, FunctionType) and _package(held.__globals__.get("__name__")) not in known:
-            yield held
-        held = inner
+    for layer in layers(unwrapped(held)):
+        known = _FAR.union(DECORATORS_FROM) if hasattr(layer, "__wrapped__") else _FAR
+        if _package(layer.__globals__.get("__name__")) not in known:
+            yield layer
 
 
 def _names(code: CodeType) -> frozenset[str]:

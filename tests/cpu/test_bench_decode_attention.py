@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench_stand_ins import without_gpu
 from repository import ROOT
 
 SMALL = ("--only", "llama-8b", "qwen3-8b", "gemma-3-4b", "--batches", "1", "--contexts", "512")
@@ -48,10 +49,7 @@ def test_a_name_tells_the_blocks_and_the_keys_of_a_step(bench: Any) -> None:
 def small(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A case, and the benchmark as it goes on a GPU, on stand-ins for what only a GPU has."""
     case = bench.Case("small", (4, 2, 64), 1, 1000)
-    monkeypatch.setattr(bench, "argument_sets", lambda make: [case.make("cpu"), case.make("cpu")])
-    monkeypatch.setattr(bench, "median_time", lambda calls: SimpleNamespace(microseconds=float(len(calls))))
-    monkeypatch.setattr(bench, "replays_that_differ", lambda run, arguments: 0)
-    return case
+    return without_gpu(bench, case, monkeypatch)
 
 
 def test_what_is_measured_names_the_best(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench_stand_ins import without_gpu
 from repository import ROOT
 
 SMALL = ("--only", "deepseek-v2-lite", "--batches", "8", "--contexts", "512")
@@ -54,10 +55,7 @@ def small(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A case, and the benchmark as it goes on a GPU, on stand-ins for what only a GPU has."""
     case = bench.Case("small", 4, 1, 100)
     monkeypatch.setenv("TILEGYM_FX_INTERPRET", "1")
-    monkeypatch.setattr(bench, "argument_sets", lambda make: [case.make("cpu"), case.make("cpu")])
-    monkeypatch.setattr(bench, "median_time", lambda calls: SimpleNamespace(microseconds=float(len(calls))))
-    monkeypatch.setattr(bench, "replays_that_differ", lambda run, arguments: 0)
-    return case
+    return without_gpu(bench, case, monkeypatch)
 
 
 def test_what_is_measured_names_the_best(

@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "judging": {"choices", "export", "ops", "places", "verify"},
     "tuning": set(),
     "reached": {"authored"},
-    "fingerprint": {"export", "layers", "reached"},
+    "fingerprint": {"authored", "export", "layers", "reached"},
     "plan_cache": {"apply", "cost", "fingerprint", "inventory", "live_model", "live_report"},
     "rehearsal": {"compile", "export", "inventory", "layers", "ops", "tuning", "verify"},
     "live": {

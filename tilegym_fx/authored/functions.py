@@ -44,7 +44,7 @@ def foreign_wrapper(held: Any) -> str | None:
 def digest_of(name: Name) -> str | None:
     """The hash of a function's text as it is now, with those of the wrappers around it; None if one has no text."""
     digests = []
-    for layer in _layers(_held(name)):
+    for layer in layers(_held(name)):
         source = function_source(layer.__code__)
         if source is None:
             return None
@@ -65,7 +65,7 @@ def _held(name: Name) -> Any:
     return held
 
 
-def _layers(held: Any) -> Iterator[FunctionType]:
+def layers(held: Any) -> Iterator[FunctionType]:
     """A function's wrappers from the outside in, then itself."""
     while held is not None:
         held = getattr(held, "__func__", held)
@@ -76,4 +76,4 @@ def _layers(held: Any) -> Iterator[FunctionType]:
 
 def codes_of(name: Name) -> set[Any]:
     """The code objects of what a name stands for and of its wrappers."""
-    return {layer.__code__ for layer in _layers(_held(name))}
+    return {layer.__code__ for layer in layers(_held(name))}
