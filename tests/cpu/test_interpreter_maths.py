@@ -295,6 +295,12 @@ def test_shape_operations_agree_with_torch():
     assert torch.equal(data(lambda t: ct.insert(t, (1, 0), ct.zeros((2, 8), ct.float32)), x)[:2], x[:2])
     assert data(lambda t: ct.insert(t, (1, 0), ct.zeros((2, 8), ct.float32)), x)[2:].count_nonzero() == 0
     assert data(lambda t: ct.bitcast(t, ct.int32), torch.ones(1)).item() == 0x3F800000
+    ordered = torch.arange(4, dtype=torch.int16).view(2, 2)
+    assert data(ct.pack_to_bytes, ordered).tolist() == [0, 0, 1, 0, 2, 0, 3, 0]
+    assert data(lambda t: ct.unpack_from_bytes(ct.pack_to_bytes(t), ct.int32), ordered).tolist() == [
+        1 << 16,
+        (3 << 16) + 2,
+    ]
     assert data(lambda t: ct.arange(4, dtype=ct.int32, start=2, step=3), x).tolist() == [2, 5, 8, 11]
     assert torch.equal(data(lambda t: ct.where(t > 0.0, t, 0.0), x), x.relu())
     assert data(lambda t: ct.extract(t, (1, 3), (1, 1)).item(), x) == x[1, 3]
@@ -316,6 +322,9 @@ def test_shape_operations_agree_with_torch():
         lambda t: ct.sum(t, axis=2),
         lambda t: ct.permute(t, (0, 0)),
         lambda t: ct.bitcast(t, ct.int16),
+        lambda t: ct.pack_to_bytes(t > 0.0),
+        lambda t: ct.unpack_from_bytes(t, ct.int32),
+        lambda t: ct.unpack_from_bytes(ct.extract(ct.pack_to_bytes(t), (0,), (2,)), ct.int32),
         lambda t: ct.transpose(ct.reshape(t, (2, 2, 8))),
     ],
 )

@@ -116,6 +116,11 @@ def argmax(x, y):
     return ct.argmax(x, axis=1, keepdims=True) + ct.zeros((16, 16), ct.int32)
 
 
+def bytes_in_order(x, y):  # the first 512 of them, as they lie, two and two
+    some = ct.extract(ct.pack_to_bytes(x), (0,), (512,))
+    return ct.reshape(ct.unpack_from_bytes(some, ct.int16), (16, 16))
+
+
 def floor(x, y):
     return ct.floor(x)
 
@@ -168,6 +173,7 @@ EXACT = [
     cast,
     transpose,
     argmax,
+    bytes_in_order,
     floor,
 ]
 CLOSE = [div, exp, exp2, log, rsqrt, tanh, sin, mma, sum_of_rows]

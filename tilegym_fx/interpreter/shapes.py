@@ -68,6 +68,24 @@ def bitcast(x: Any, dtype: Any) -> Tile:
     return Tile(tile.data.contiguous().view(dtypes.TORCH[known]), known)
 
 
+def pack_to_bytes(x: Any) -> Tile:
+    """``ct.pack_to_bytes``: the bytes of a tile in one row, of each element the lowest first."""
+    tile = as_tile(x)
+    if tile.dtype in (ct.bool_, ct.tfloat32):
+        raise TileTypeError(f"pack_to_bytes of {tile.dtype.name}")
+    return Tile(tile.data.contiguous().view(-1).view(torch.uint8), ct.uint8)
+
+
+def unpack_from_bytes(x: Any, dtype: Any) -> Tile:
+    """``ct.unpack_from_bytes``: the elements that a row of bytes holds."""
+    tile, known = as_tile(x), dtypes.canonical(dtype)
+    if tile.dtype != ct.uint8 or tile.ndim != 1 or known in (ct.bool_, ct.tfloat32):
+        raise TileTypeError(f"unpack_from_bytes of {tile!r} to {known.name}; it takes one row of uint8")
+    if 8 * len(tile.data) % known.bitwidth:
+        raise TileTypeError(f"unpack_from_bytes of {tile!r} to {known.name}: the bytes are not a whole number of these")
+    return Tile(tile.data.contiguous().view(dtypes.TORCH[known]), known)
+
+
 def reshape(x: Any, shape: Any) -> Tile:
     """``ct.reshape``; one length may be -1."""
     tile = as_tile(x)
