@@ -8,7 +8,7 @@ One query a sequence against a static cache of latents, under the boolean mask w
 not filled yet. `torch` is the Definition's reference as it stands, `author` the same steps by our own kernels, `rule`
 what the op runs; every other line is the absorbed form with so many blocks that share the tokens of a sequence, and
 heads of a block. Times are medians of graph replays on caches that are not in the L2 cache (timing.py). Before that
-each is compared with float32, and 50 replays of it in a graph with each other, bit by bit. Worker processes compile
+each is compared with float32, and 50 replays of ours in a graph with each other, bit by bit. Worker processes compile
 everything first.
 """
 
@@ -97,10 +97,9 @@ def cases(models: Sequence[str], batches: Sequence[int], contexts: Sequence[int]
 
 def tilings(case: Case, processors: int) -> dict[str, Any]:
     """The rule's tiling, and others by number of blocks and heads of a block."""
-    rule = KERNELS.choose_tiling(case.heads, 1)
+    rule = KERNELS.TILING
     found = {"rule": rule}
-    few, most = KERNELS.FEW_ROWS, KERNELS.MOST_ROWS
-    for heads, warps in ((16, 0), (few, 0), (most, 8)) if case.heads > few else ((16, 0),):
+    for heads, warps in ((16, 0), (32, 0), (64, 8)) if case.heads > 32 else ((16, 0),):
         blocks = -(-case.heads // heads) * case.batch
         for shares in SHARES:
             if processors // 8 <= shares * blocks <= 4 * processors and KEYS * shares <= case.filled:
@@ -158,7 +157,8 @@ def measure(case: Case) -> dict[str, Any]:
     sets = argument_sets(functools.partial(case.make, "cuda"))
     times = {}
     for label, run in runs_of(case, processor_count(sets[0][0].device)).items():
-        error, differ = check(case, label, run, sets[0]), replays_that_differ(run, sets[0])
+        error = check(case, label, run, sets[0])
+        differ = label != "torch" and replays_that_differ(run, sets[0])
         if differ:
             raise SystemExit(f"error: {case}, {label}: {differ} replays differ")
         times[label] = median_time([functools.partial(run, *arguments) for arguments in sets]).microseconds

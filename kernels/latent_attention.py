@@ -13,8 +13,10 @@ and gqa_attention.py.
 
 Four launches: `latent_product_kernel` for q, one matrix a head; `latent_decode_kernel`, whose blocks hold the queries
 of several heads ("rows") in one tile and share the tokens of a sequence; `latent_combine_kernel`, which adds up their
-float32 results in a fixed order; `latent_product_kernel` again for y. q and z are rounded to the dtype of the model,
-where the author rounds keys and values. Masks, and the span of tokens that is read, are those of gqa_attention.py.
+float32 results in a fixed order; `latent_product_kernel` again for y. q is rounded to the dtype of the model, where the
+author rounds keys. z is not, and is multiplied in two parts of that dtype: y is a sum of hundreds of terms of z, and
+where these cancel, the author's value has been rounded after its sum. Masks, and the span of tokens that is read, are
+those of gqa_attention.py.
 
 In decode a tile of latents is read once, as keys and as values, and is the left operand of both products: scores are
 [tokens, rows], attended latents [L, rows]. So 16 heads take HGMMA, which wants 64 rows on its left; as right operands
@@ -57,9 +59,6 @@ from .linear import linear
 
 #: Widest latents whose attended values a block holds in registers.
 WIDEST = 512
-#: Most rows of a block of the decode kernel, heads times queries, and how many where a mask has a row for each query.
-MOST_ROWS = 64
-FEW_ROWS = 32
 #: Tile of the products: rows, columns of the result, and steps along the sum.
 PRODUCT_ROWS, COLUMNS, DEPTH = 64, 64, 128
 #: Columns of a block of the combining kernel, which holds all shares of them in registers.
@@ -85,6 +84,12 @@ class Tiling:
     shares: int = 0
 
 
+#: With as many shares as fill the GPU at most 1.08 times the fastest of benchmarks/bench_latent_attention.py, for the heads
+#: of DeepSeek-V2-Lite and V3 after 2048 and 8192 tokens, one sequence and several, on an H200 (report
+#: benchmarks/2026-12-01_h200_second); 64 rows and 8 warps, 1.13 to 1.19 times.
+TILING = Tiling(32, 64, 1)
+
+
 @ct.kernel
 def latent_product_kernel(x, weight, y, BATCH: Int, QUERIES: Int, COLUMNS: Int, DEPTH: Int, OUT_FIRST: Flag):
     ct.grid_dependency_control_launch_dependents()
@@ -99,9 +104,18 @@ def latent_product_kernel(x, weight, y, BATCH: Int, QUERIES: Int, COLUMNS: Int, 
             matrix = ct.load(weight, (head, step, column), shape, order=(0, 2, 1), padding_mode=ZERO)
         else:
             matrix = ct.load(weight, (head, step, column), shape, padding_mode=ZERO)
-        sums = ct.mma(ct.reshape(tile, (rows, DEPTH)), ct.reshape(matrix, (DEPTH, COLUMNS)), sums)
+        sums = multiplied(ct.reshape(tile, (rows, DEPTH)), ct.reshape(matrix, (DEPTH, COLUMNS)), sums)
     sums = ct.reshape(ct.astype(sums, y.dtype), (BATCH, 1, QUERIES, COLUMNS))
     ct.store(y, (block, head, 0, column), sums)
+
+
+def multiplied(left, right, sums):
+    """`sums` and the product of two tiles; a left one in float32 goes in as what it rounds to, and the rest of it."""
+    rounded = ct.astype(left, right.dtype)
+    sums = ct.mma(rounded, right, sums)
+    if left.dtype != right.dtype:
+        sums = ct.mma(ct.astype(left - ct.astype(rounded, ct.float32), right.dtype), right, sums)
+    return sums
 
 
 def query_tile(q, batch, block, heads, queries, width):
@@ -221,7 +235,7 @@ def absorbed_attention(
     if y.numel():
         q_pe, latents, k_pe = _unit_stride(q_pe), _unit_stride(latents), _unit_stride(k_pe)
         mask = _compact(mask, latents.shape[2])
-        run_absorbed(q_nope, q_pe, latents, k_pe, matrices, mask, y, scale, choose_tiling(heads, length))
+        run_absorbed(q_nope, q_pe, latents, k_pe, matrices, mask, y, scale, TILING)
     return y
 
 
@@ -236,17 +250,6 @@ def expanded_attention(
     return gqa_attention_masked(concat_last(q_nope, q_pe), keys, expanded[..., width:], mask, scale)
 
 
-def choose_tiling(heads: int, length: int) -> Tiling:
-    """Tiles of the decode kernel for `length` queries of `heads` heads.
-
-    No run on a GPU stands behind them: on sm_90 they are the largest whose registers do not spill, with 64 tokens, of
-    which a warpgroup multiplies no fewer.
-    """
-    if length == 1 and heads > FEW_ROWS:
-        return Tiling(MOST_ROWS, 64, 1, worker_warps=8)
-    return Tiling(FEW_ROWS, 64, 1)
-
-
 def run_absorbed(
     q_nope: torch.Tensor, q_pe: torch.Tensor, latents: torch.Tensor, k_pe: torch.Tensor, matrices: torch.Tensor,
     mask: torch.Tensor, y: torch.Tensor, scale: float, tiling: Tiling,
@@ -254,7 +257,7 @@ def run_absorbed(
     """Fill y [B, S, H, V] with the absorbed form; matrices are [H, D + V, L], a mask is [1 or B, 1, 1 or S, T]."""
     width = q_nope.shape[3]
     q = q_nope.new_empty(*q_nope.shape[:3], latents.shape[3])
-    z = torch.empty_like(q)
+    z = torch.empty_like(q, dtype=torch.float32)
     run_product(q_nope, matrices[:, :width], q, out_first=False)
     run_decode(q, q_pe, latents, k_pe, mask, z, scale, tiling)
     run_product(z, matrices[:, width:], y.transpose(1, 2), out_first=True)

@@ -87,8 +87,9 @@ def test_latents_are_attended_to_as_they_are_cached(
     assert counts(model_type, rows, only=LATENT, changes=LATENT_HEADS) == {LATENT: LAYERS}
 
 
-def test_without_being_named_it_leaves_latents_to_kernels_of_single_steps() -> None:
-    found = counts("deepseek_v3", changes=LATENT_HEADS)
+def test_where_it_is_left_out_latents_go_to_kernels_of_single_steps() -> None:
+    assert counts("deepseek_v3", changes=LATENT_HEADS)[LATENT] == LAYERS
+    found = counts("deepseek_v3", changes=LATENT_HEADS, skip=[LATENT])
     assert LATENT not in found
     assert found["concat_last_shared"] == found["mla_attention_masked"] == LAYERS
 
