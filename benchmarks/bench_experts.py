@@ -4,8 +4,8 @@
     python benchmarks/bench_experts.py --only qwen3-30b-a3b --tokens 1 2048 --sweep --json results.json
     python benchmarks/bench_experts.py --dry-run                        # on a CPU: small shapes, interpreted
 
-`fused` is experts_silu or experts_clamped, for prompts with torch's grouped product in it; `parts` is experts_rows,
-grouped_linear, the gate, grouped_linear and experts_combine; `torch` is what transformers runs, with F.grouped_mm,
+`fused` is experts_silu or experts_clamped; `parts` is experts_rows, grouped_linear, the gate, grouped_linear and
+experts_combine, for prompts with torch's grouped product in it; `torch` is what transformers runs, with F.grouped_mm,
 under torch.compile. `--sweep` tries other tilings of our own products. Every form is compared with float32 first.
 Times are medians of graph replays on weights that are not in the L2 cache (timing.py); GB/s counts the weights of
 the experts that some token chose. Worker processes compile first.
@@ -31,10 +31,8 @@ from timing import argument_sets, median_time
 from tilegym_fx import inventory
 
 INVENTORY = inventory.load()
-SPACES = [
-    sys.modules[INVENTORY.entry_point(name).__module__]
-    for name in ("grouped_linear", "experts_silu", "experts_clamped")
-]
+GROUPED, FUSED = (sys.modules[INVENTORY.entry_point(name).__module__] for name in ("grouped_linear", "experts_silu"))
+PROMPT = sys.modules[FUSED.Prompt.__module__]
 #: Experts, of a token, hidden size, intermediate size, and whether biased, clamped and stored [in, out].
 MODELS = {
     "qwen3-30b-a3b": (128, 8, 2048, 768, False),
@@ -43,11 +41,15 @@ MODELS = {
 }
 ALPHA, LIMIT = 1.702, 7.0
 TOLERANCE = 1e-2
-#: Rows, columns, depth and occupancy of a product.
+#: Rows, columns, depth and occupancy of a product; where an expert has many rows, its warps and prefetch depth too.
 TILINGS = (
     (16, 32, 256, 3), (16, 64, 128, 3), (16, 64, 256, 2), (16, 128, 64, 3), (16, 128, 128, 2), (32, 64, 128, 2),
     (32, 128, 64, 3), (64, 64, 64, 3), (64, 128, 64, 2), (64, 128, 128, 1), (128, 64, 64, 2), (128, 128, 64, 1),
     (128, 128, 64, 2), (128, 256, 64, 1),
+)  # fmt: skip
+PROMPT_TILINGS = (
+    (64, 128, 64, 2, 4, 3), (64, 128, 64, 3, 4, 3), (64, 256, 64, 1, 8, 6), (64, 128, 128, 1, 4, 3),
+    (128, 128, 64, 1, 8, 6), (128, 128, 64, 2, 8, 3), (128, 256, 64, 1, 8, 4), (128, 256, 64, 1, 8, 6),
 )  # fmt: skip
 COMPILE_LIMIT = 40
 WARM_LIMIT = 90
@@ -160,13 +162,14 @@ def exact(case: Case, *arguments: Any) -> torch.Tensor:
 
 @contextmanager
 def tiled(tiling: Sequence[int] | None) -> Iterator[None]:
-    """Our own products, cut in this way, for a while; None leaves both choices to the kernels."""
+    """Our own products, cut in this way, for a while; None leaves the choice to the kernels."""
     with ExitStack() as stack:
-        for space in SPACES if tiling is not None else ():
-            chosen = SPACES[0].Tiling(*tiling)
-            stack.enter_context(mock.patch.object(space, "torch_groups", return_value=False))
-            if hasattr(space, "pick_tiling"):
-                stack.enter_context(mock.patch.object(space, "pick_tiling", return_value=chosen))
+        if tiling is not None and len(tiling) == len(PROMPT_TILINGS[0]):
+            stack.enter_context(mock.patch.object(PROMPT, "pick_tiling", return_value=PROMPT.Tiling(*tiling)))
+        elif tiling is not None:
+            stack.enter_context(mock.patch.object(GROUPED, "torch_groups", return_value=False))
+            for space in (GROUPED, FUSED):
+                stack.enter_context(mock.patch.object(space, "pick_tiling", return_value=GROUPED.Tiling(*tiling)))
         yield
 
 
@@ -178,8 +181,9 @@ def forms(case: Case, sweep: bool) -> Iterator[tuple[str, Run, Sequence[int] | N
     average = case.tokens * case.chosen / case.experts
     for label, run in ours.items():
         yield label, run, None
-        for tiling in TILINGS if sweep else ():
-            if tiling[0] <= max(16, 2 * average) and (average <= 64 or tiling[0] > 16):
+        has_many_rows = average > GROUPED.FEW_ROWS
+        for tiling in (PROMPT_TILINGS if has_many_rows else TILINGS) if sweep else ():
+            if label == "fused" if has_many_rows else tiling[0] <= 16:
                 yield f"{label} {'x'.join(map(str, tiling))}", run, tiling
 
 
@@ -222,10 +226,10 @@ def run_once(wanted: Sequence[Case], part: str, sweep: bool) -> None:
 
 def dry_run(case: Case) -> None:
     """Every form interpreted at a small size."""
-    small = Case(case.name, 4, 2, 48, 32, case.clamped, 5)
+    small = Case(case.name, 4, 2, 48, 32, case.clamped, 5 if case.tokens <= 32 else 80)
     for label, run, tiling in forms(small, True):
         torch.manual_seed(0)
-        with tiled(tiling and (16, 32, 16, 1)):
+        with tiled(tiling):
             print(f"{case!s:30} {label:24} error {error_of(small, run, small.make('cpu')):.1e}", flush=True)
 
 
@@ -241,7 +245,7 @@ def main(arguments: Sequence[str]) -> int:
     options = options_of(arguments)
     wanted = [Case(name, *MODELS[name], tokens) for tokens in options.tokens for name in options.only]
     timed, compiled = (functools.partial(f, sweep=options.sweep) for f in (measure, run_once))
-    shown = wanted[: len(options.only)]
+    shown = [case for case in wanted if case.tokens in (options.tokens[0], options.tokens[-1])]
     return one_by_one.run(__file__, arguments, options, wanted, timed, compiled, dry_run, WARM_LIMIT, shown=shown)
 
 

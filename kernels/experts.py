@@ -14,23 +14,19 @@ Four launches. A pair is a token with one of its experts, numbered t * K + k.
 Products are cut into blocks as grouped_linear.py says. Sums over K are in float32; act(gate) * up and each weighted
 row are rounded to the model's dtype.
 
-Prompts. In bfloat16, with more than 16 rows an expert on average, the products are torch's, which are the faster ones
-there, between `experts_rows`, a gate of gated_activation.py and `experts_combine`. `torch_groups` in grouped_linear.py
-decides; figures are there. With 1, 8 and 32 tokens the kernels here take 53% to 68% of the time of torch's code.
+Prompts. With more than 16 rows an expert on average, in a dtype of 2 bytes, experts_prompt.py takes over: larger tiles,
+which belong to one expert each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import cuda.tile as ct
 import torch
-import torch.nn.functional as F
 
 from tilegym_fx.launch import covering_power, launch
 
-from .experts_parts import experts_combine, experts_rows, sort_pairs
-from .gated_activation import gelu_tanh_mul, silu_mul_packed
+from .experts_parts import sort_pairs
+from .experts_prompt import APART, Prompt, has_many_rows
 from .grouped_linear import (
     LATENCY,
     ZERO,
@@ -42,7 +38,6 @@ from .grouped_linear import (
     row_numbers,
     steps_of,
     tiled,
-    torch_groups,
 )
 
 #: Columns that one block of the last sum covers.
@@ -196,8 +191,10 @@ def _gated(
     act: int
 ) -> torch.Tensor:  # fmt: skip
     count, _, inner = down.shape
-    if torch_groups(index.numel(), x, gate_up, down):
-        return _of_prompts(x, index, weights, gate_up, down, _gelu_tanh_mul_packed if act else silu_mul_packed)
+    if inner and has_many_rows(index.numel(), x, count):
+        prompt = Prompt(x, index, count)
+        opened = prompt.product(prompt.rows, gate_up.unflatten(1, (2, inner)), None, kind=APART + act)
+        return prompt.sum(prompt.product(opened, down, None), weights)
     work = Pass(x, index, count, inner)
     if not work.out.numel() or not work.pairs or not inner:
         return work.out.zero_()
@@ -205,30 +202,3 @@ def _gated(
     args = (x, halves, work.order, work.ends, work.gated, act, work.per_token, *work.cut)
     launch(tiled(experts_gate_up_kernel, work.tiling), work.grid(inner), args)
     return work.finish(weights, down, None, True)
-
-
-def _of_prompts(
-    hidden_states: torch.Tensor,
-    top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    gate: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    """Weighted sum of down[e] gate(gate_up[e] x) over the experts e of each token.
-
-    Args:
-        hidden_states: [tokens, hidden].
-        top_k_index: [tokens, experts of a token].
-        top_k_weights: [tokens, experts of a token].
-        gate_up: [experts, 2 * inner, hidden], rows of gate first, strides as `grouped_mm` takes them.
-        down: [experts, hidden, inner], likewise.
-        gate: Makes [pairs, inner] of [pairs, 2 * inner].
-    """
-    rows, order, ends = experts_rows(hidden_states, top_k_index, gate_up.shape[0])
-    gated = gate(F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends))
-    return experts_combine(F.grouped_mm(gated, down.transpose(1, 2), offs=ends), top_k_weights, order)
-
-
-def _gelu_tanh_mul_packed(gate_up: torch.Tensor) -> torch.Tensor:
-    return gelu_tanh_mul(*gate_up.chunk(2, -1))

@@ -50,7 +50,7 @@ def experts_sort_kernel(index, order, ends, WIDTH: Int):
 
 def ids_at(index, pair):
     """Expert of each pair, -1 beyond the last."""
-    return ct.astype(ct.gather(index, pair, padding_value=-1), ct.int32)
+    return ct.gather(index, pair, padding_value=-1)
 
 
 @ct.kernel
@@ -143,21 +143,22 @@ def experts_combine(rows: torch.Tensor, top_k_weights: torch.Tensor, order: torc
     Returns:
         [tokens, hidden], contiguous, in the dtype of `rows`.
     """
-    return combined(experts_combine_kernel, rows, top_k_weights, order)
-
-
-def combined(
-    kernel: ct.kernel, rows: torch.Tensor, top_k_weights: torch.Tensor, order: torch.Tensor, *more: torch.Tensor
-) -> torch.Tensor:
-    """`experts_combine` by a kernel that may take more tensors."""
-    (pairs, width), (tokens, per_token) = rows.shape, top_k_weights.shape
-    out = torch.empty(tokens, width, dtype=rows.dtype, device=rows.device)
-    if not out.numel() or not pairs:
-        return out.zero_()
+    pairs = rows.shape[0]
     inverse = torch.empty(pairs, dtype=torch.int32, device=rows.device)
-    launch(experts_inverse_kernel, (-(-pairs // SORT_WIDTH),), (order, inverse, SORT_WIDTH))
+    if rows.numel():
+        launch(experts_inverse_kernel, (-(-pairs // SORT_WIDTH),), (order, inverse, SORT_WIDTH))
+    return combine(rows, top_k_weights, inverse)
+
+
+def combine(rows: torch.Tensor, top_k_weights: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """`experts_combine` by the row of each pair, [pairs] int32; a pair whose row there is not adds nothing."""
+    width, (tokens, per_token) = rows.shape[1], top_k_weights.shape
+    out = torch.empty(tokens, width, dtype=rows.dtype, device=rows.device)
+    if not out.numel() or not inverse.numel():
+        return out.zero_()
     choices = covering_power(per_token)
     columns = min(covering_power(width), max(1, BLOCK // choices))
     grid = (tokens, -(-width // columns))
-    launch(kernel, grid, (rows, top_k_weights.reshape(-1), inverse, out, *more, per_token, choices, columns))
+    args = (rows, top_k_weights.reshape(-1), inverse, out, per_token, choices, columns)
+    launch(experts_combine_kernel, grid, args)
     return out

@@ -60,7 +60,7 @@ def test_a_patterns_file_belongs_to_a_definition(path: Path) -> None:
 
 @pytest.mark.parametrize("path", python_files("kernels"), ids=name)
 def test_a_kernels_file_is_used_by_a_solution(path: Path) -> None:
-    assert name(path) in {entry_file(solution) for solution in SOLUTIONS}
+    assert name(path) in {source["path"] for solution in SOLUTIONS.values() for source in solution["sources"]}
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS)
