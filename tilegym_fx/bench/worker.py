@@ -34,14 +34,13 @@ from .calls import ROUND, CaseCall, Decode, Generate, Prefill
 from .cases import Case
 from .clock import Call, Clock
 from .job import Job
+from .judge import judged_sequences, verdict
 from .models import find_source, make_model, read_bytes
 from .profile import kernel_functions, kernel_times, our_kernels
 from .results import Result, Samples, as_json
 from .timing import copy_rate
 from .turns import Turns
 
-#: A prompt of more tokens takes a float32 model too long.
-_MOST_JUDGED = 16384
 #: For how long a captured prompt runs before it is timed: an H200's clock settles in half of that.
 _SETTLING = 1.0
 _PROFILED_CALLS = {"prefill": 2, "decode": 5, "generate": 1}
@@ -147,7 +146,7 @@ class Worker:
     def _call(self, model: nn.Module, forward: Callable[..., Any], case: Case) -> CaseCall:
         if case.kind == "generate":
             return Generate(model, patches.generation_options(self._variant, tiny=self._job.tiny), case)
-        return (Prefill if case.kind == "prefill" else Decode)(model, forward, case)
+        return _logits_call(model, forward, case)
 
     def _times(self, call: CaseCall) -> tuple[Samples | None, Samples, str]:
         """Seconds on the GPU and on the clock, and a note."""
@@ -210,20 +209,19 @@ class Worker:
                 )
             return f"every token within {gap:.3g} of the best of a pass without cache"
         file = Path(self._job.folder) / f"{case}.pt".replace(":", "-")
-        outputs = {"last logits": [output.float().cpu()]}
+        logits = output.float().cpu()
         if self._is_reference:
-            torch.save((outputs, self._wide_outputs(case)), file)
+            torch.save((logits, self._wide_logits(case)), file)
             return "the original"
         if not file.exists():
             raise VerifyError(f"the original gave no logits in {case}", advice="Nothing is timed without them")
         original, wide = torch.load(file)
-        checks = verify.compare(original, outputs, wide, getattr(torch, self._job.dtype))
-        failed = [check for check in checks if not check.passed]
-        if failed and not self._variant.is_baseline:
-            raise VerifyError(f"{self._variant.name} in {case}: {failed[0]}", advice="It is not timed")
-        if failed:  # torch's own: what users have today, and what we are measured against
-            return f"{failed[0]}: torch.compile itself"
-        return f"{checks[0]} ({'float32 run' if wide else 'the original'})"
+        found = verdict(original, logits, wide, getattr(torch, self._job.dtype))
+        if found.failed and not self._variant.is_baseline:
+            raise VerifyError(f"{self._variant.name} in {case}: {found.failed}", advice="It is not timed")
+        if found.failed:  # torch's own: what users have today, and what we are measured against
+            return f"{found.failed}: torch.compile itself"
+        return str(found)
 
     def _float32_copy(self) -> nn.Module | None:
         weights = sum(4 * p.numel() for p in self._model.parameters())
@@ -231,10 +229,20 @@ class Worker:
             return copy.deepcopy(self._model).float()
         return None
 
-    def _wide_outputs(self, case: Case) -> verify.Outputs | None:
-        if self._wide is None or case.batch * case.tokens > _MOST_JUDGED:
+    def _wide_logits(self, case: Case) -> torch.Tensor | None:
+        """Those of a float32 run, of as many sequences as it has time and memory for."""
+        if self._wide is None:
             return None
-        return {"last logits": [self._call(self._wide, self._wide, case)().float().cpu()]}
+        count = judged_sequences(case.batch, case.tokens)
+        while count:
+            try:
+                return _logits_call(self._wide, self._wide, case, count)().float().cpu()
+            except MODEL_ERRORS as problem:
+                if not verify.is_out_of_memory(problem):
+                    raise
+            self._clock.give_back()
+            count //= 2
+        return None
 
     def _timed(self, step: str, action: Callable[[], Any]) -> Any:
         start = time.perf_counter()
@@ -242,6 +250,12 @@ class Worker:
         self._clock.wait()
         self._prepare[step] = round(time.perf_counter() - start, 3)
         return result
+
+
+def _logits_call(
+    model: Any, forward: Callable[..., Any], case: Case, sequences: int | None = None
+) -> CaseCall:  # fmt: skip
+    return (Prefill if case.kind == "prefill" else Decode)(model, forward, case, sequences)
 
 
 def _warm(call: CaseCall) -> None:
