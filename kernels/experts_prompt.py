@@ -15,7 +15,8 @@ is loaded and stored whole, by bulk copies. What is left of an expert's last til
    neighbours are the halves of 32 bits, once they are rounded; any other way to take them apart spilled registers.
 4. `experts_combine_kernel` of experts_parts.py sums the rows of each token.
 
-Tilings are the fastest of those that `benchmarks/bench_experts.py --sweep` tries.
+Tilings are the fastest of those that `benchmarks/bench_experts.py --sweep` tries, on an H200 for the experts of three
+models and 512, 2048 and 16384 tokens (report benchmarks/2026-12-01_h200_second).
 """
 
 from __future__ import annotations
@@ -197,11 +198,21 @@ def has_many_rows(pairs: int, input: torch.Tensor, experts: int) -> bool:
 
 
 @cache
-def pick_tiling(pairs: int, experts: int) -> Tiling:
-    """The tiling for so many pairs of a token and an expert, in a dtype of 2 bytes."""
-    if pairs <= SHORT_ROWS * experts:
-        return Tiling(64, 128, 64, 2, 4, 3)
-    return Tiling(128, 256, 64, 1, 8, 6)
+def pick_tiling(pairs: int, experts: int, has_bulk_copies: bool = True) -> Tiling:
+    """The tiling for so many pairs of a token and an expert, in a dtype of 2 bytes.
+
+    Without bulk copies (before sm_90), where nothing was measured, they are the largest whose registers do not spill.
+    """
+    is_short = pairs <= SHORT_ROWS * experts
+    if not has_bulk_copies:
+        return Tiling(64, 64, 64, 2, 4, 3) if is_short else Tiling(128, 128, 32, 1, 4, 4)
+    return Tiling(64, 128, 64, 2, 4, 3) if is_short else Tiling(128, 256, 64, 1, 8, 6)
+
+
+@cache
+def has_bulk_copies(device: torch.device) -> bool:
+    """Whether a GPU loads tiles by itself; off the GPU True, so that kernels are laid out as on an H200."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def placed(top_k_index: torch.Tensor, count: int, tile: int) -> Places:
@@ -234,7 +245,7 @@ class Prompt:
 
     def __init__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, count: int) -> None:
         hidden = hidden_states.shape[1]
-        self.tiling = pick_tiling(top_k_index.numel(), count)
+        self.tiling = pick_tiling(top_k_index.numel(), count, has_bulk_copies(hidden_states.device))
         self.places = placed(top_k_index, count, self.tiling.rows)
         self.rows = hidden_states.new_empty(self.places.order.shape[0], hidden)
         columns = min(MAX_COLUMNS, covering_power(hidden))
