@@ -17,7 +17,7 @@ import torch
 from repository import ROOT
 
 from tilegym_fx.backend import tilegym_fx_backend
-from tilegym_fx.bench import patches, profile, run, worker
+from tilegym_fx.bench import patches, profile, run
 from tilegym_fx.bench.__main__ import main, make_jobs, parser
 from tilegym_fx.bench.calls import Decode, Generate, Prefill
 from tilegym_fx.bench.cases import Case, get_variant, parse_cases
@@ -392,26 +392,6 @@ def test_a_baseline_that_differs_is_timed_and_says_so(tmp_path: Path, monkeypatc
 
 def test_without_the_original_nothing_is_timed(tmp_path: Path) -> None:
     assert "the original gave no logits" in work(tiny(tmp_path, "compile", CASES[0]))[1]["error"]
-
-
-def test_a_float32_run_that_runs_out_of_memory_judges_fewer_sequences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, made_by = [], worker._logits_call
-
-    def of_few(model: Any, forward: Any, case: Any, sequences: int | None = None) -> Any:
-        made.append(sequences)
-        if (sequences or 0) > 2:
-            raise torch.OutOfMemoryError("out of memory")
-        return made_by(model, forward, case, sequences)
-
-    monkeypatch.setattr(worker, "_logits_call", of_few)
-    for case in ("prefill:6x5", "decode:6@5"):
-        made.clear()
-        work(tiny(tmp_path, "eager", case))
-        assert made == [None, 6, 3, 1]
-        message = work(tiny(tmp_path, "compile", case))[2]
-        assert message["verdict"].endswith("(float32 run of 1 of 6 sequences)")
 
 
 def test_a_failing_phase_leaves_the_next_one_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
+from tilegym_fx.bench import worker
+from tilegym_fx.bench.job import Job
 from tilegym_fx.bench.judge import judged_sequences, verdict
 
 EXACT = torch.linspace(-4, 4, 6 * 32).view(6, 32)
@@ -52,3 +57,28 @@ def test_what_a_turned_choice_moves_in_one_sequence_it_may_move_in_another(row: 
 def test_it_says_how_many_were_judged() -> None:
     assert str(verdict(EXACT, EXACT, EXACT, BF16)).endswith("(float32 run)")
     assert str(verdict(EXACT, EXACT, EXACT[:2], BF16)).endswith("(float32 run of 2 of 6 sequences)")
+
+
+def test_a_float32_run_that_runs_out_of_memory_judges_fewer_sequences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, made_by = [], worker._logits_call
+
+    def of_few(model: Any, forward: Any, case: Any, sequences: int | None = None) -> Any:
+        made.append(sequences)
+        if (sequences or 0) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return made_by(model, forward, case, sequences)
+
+    def said(variant: str, case: str) -> dict[str, Any]:
+        sent: list[dict[str, Any]] = []
+        job = Job("llama", variant, (case,), str(tmp_path), device="cpu", dtype="float32", tiny=True, repeats=3)
+        worker.Worker(job, sent.append, lambda: None).run()
+        return sent[-1]
+
+    monkeypatch.setattr(worker, "_logits_call", of_few)
+    for case in ("prefill:6x5", "decode:6@5"):
+        made.clear()
+        said("eager", case)
+        assert made == [None, 6, 3, 1]
+        assert said("compile", case)["verdict"].endswith("(float32 run of 1 of 6 sequences)")
