@@ -18,7 +18,7 @@ E = TypeVar("E", bound="TilegymFxError")
 
 #: How to get what kernels need, the interpreter included, where tilegym_fx comes from a wheel, and in a clone.
 CUTILE_BESIDE_WHEEL = 'pip install "cuda-tile[tileiras]"'
-INSTALL_CUTILE = f'Install cuTile: `{CUTILE_BESIDE_WHEEL}`, or `pip install ".[cuda]"` in a clone'
+INSTALL_CUTILE = f'Install cuTile: `{CUTILE_BESIDE_WHEEL}`, or `pip install -e ".[cuda]"` in a clone'
 
 
 class TilegymFxError(Exception):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import nn
 
 from .apply import GivenBack
-from .errors import MatchError
+from .errors import MatchError, UsageError
 from .export import site_of
 from .layers import Copies
 from .results import EmitResult, PlannedMatch, Rejection, Written, misses, places, told
@@ -148,11 +148,14 @@ class Report:
         return misses(self.rejections)
 
     def require(self, *, coverage: float) -> Report:
-        """Raise unless at least this share of the estimated time is ours in every capture.
+        """Raise unless at least this share of the estimated time, from 0 to 1, is ours in every capture.
 
         Raises:
             MatchError: Naming the capture that falls short.
+            UsageError: That is no share.
         """
+        if not 0 <= coverage <= 1:
+            raise UsageError(f"coverage={coverage} is no share", advice="Give one from 0 to 1, such as 0.8")
         for name, share in self.coverage.items():
             if share < coverage:
                 raise MatchError(f"{self.model}: {share:.1%} of {name} is covered, {coverage:.1%} was required")

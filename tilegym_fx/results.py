@@ -63,6 +63,8 @@ class Site:
 
     def __str__(self) -> str:
         place = self.innermost.place if self.innermost else "no source line"
+        if not self.module_path and not self.module_class:
+            return place
         name = self.module_class or "?"
         return f"{self.module_path or name} ({name}) {place}"
 
@@ -187,13 +189,15 @@ class EmitResult:
 
 
 def misses(rejections: Iterable[Rejection]) -> list[str]:
-    """The reasons, nearest first, each once with its first place; what another match overlaps is no miss.
+    """The reasons, each once with its first place; what another match overlaps is no miss.
+
+    Nearest first, and those without a line of source last: nobody could look at their place.
 
     Reasons are the same where they differ in nothing but the numbers of nodes and layers.
     """
     first: dict[tuple[str, str], Rejection] = {}
     places: dict[tuple[str, str], set[str]] = {}
-    for rejection in sorted(rejections, key=lambda r: -r.depth):
+    for rejection in sorted(rejections, key=lambda r: (r.site.innermost is None, -r.depth)):
         reason = rejection.reason
         if not reason.startswith("overlaps "):
             key = rejection.definition, _NUMBERED.sub("", reason)

@@ -15,7 +15,7 @@ from tilegym_fx.errors import TilegymFxError, UsageError, did_you_mean, make_fol
 from tilegym_fx.model_source import DTYPE_HELP, DTYPES
 
 from . import patches
-from .cases import DEFAULT_CASES, DEFAULT_VARIANTS, PEERS, VARIANTS, get_variant, parse_cases
+from .cases import DEFAULT_CASES, DEFAULT_VARIANTS, PEERS, SMALL, VARIANTS, get_variant, parse_cases
 from .job import Job
 from .models import find_source
 from .picture import draw
@@ -25,6 +25,8 @@ from .results import Result, as_json, from_json, latest
 from .run import Limits, run, run_here
 
 EXIT_OK, EXIT_ERROR = 0, 1
+#: The options that say what becomes of results.
+_WITH_FROM = {"read", "json", "svg", "record"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,7 +56,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--svg", type=Path, metavar="FILE", help="draw the time by kernel, before and after")
     p.add_argument("--record", type=Path, nargs="?", const=Path("benchmarks"), metavar="DIR",
                    help="append a dated record (default folder: benchmarks)")  # fmt: skip
-    p.add_argument("--dry-run", action="store_true", help="a tiny model of the same type on the CPU")
+    p.add_argument("--dry-run", action="store_true", help="a tiny model of the same type on the CPU, "
+                   f"with at most {SMALL[0]} sequences of {SMALL[1]} tokens")  # fmt: skip
     p.add_argument("--trust-remote-code", action="store_true", help="allow code that comes with the configuration")
     return p
 
@@ -63,10 +66,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     args = parser().parse_args(argv)
     try:
+        _refuse_idle_options(args)
         return _bench(args)
     except TilegymFxError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR
+
+
+def _refuse_idle_options(args: argparse.Namespace) -> None:
+    """With results that are read nothing is run, so that an option of a run would do nothing."""
+    usual = parser()
+    given = {name for name, value in vars(args).items() if value != usual.get_default(name)}
+    if args.read and (idle := sorted(given - _WITH_FROM)):
+        flags = ", ".join("MODEL" if name == "model" else f"--{name.replace('_', '-')}" for name in idle)
+        raise UsageError(f"--from reads results and runs nothing, so that {flags} would do nothing",
+                         advice="Leave out --from, or that")  # fmt: skip
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -95,6 +109,8 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Result]]:
         raise UsageError("there is no CUDA device to time on", advice="Run it on a GPU machine, or with --dry-run")
     with tempfile.TemporaryDirectory(prefix="tilegym_fx_bench_") as folder:
         jobs = make_jobs(args, jobs_wanted, folder)
+        if args.dry_run and jobs[0].cases != tuple(map(str, parse_cases(args.phases))):
+            print(f"a dry run: phases are cut to {' '.join(jobs[0].cases)}", file=sys.stderr)
         source = find_source(jobs[0])  # a name that means nothing is told before anything starts
         dtype = str(source.dtype_for(args.dtype)).removeprefix("torch.")
         jobs = [replace(job, dtype=dtype) for job in jobs]

@@ -22,6 +22,10 @@ _SYNTAX = {
 _EXAMPLES = "prefill:1x2048,4x4096 decode:1@2048,8@2048 generate:1x2048+64"
 
 
+#: Sequences, tokens and new tokens of a dry run, at most.
+SMALL = 2, 12, 4
+
+
 @dataclass(frozen=True)
 class Case:
     """One call to time.
@@ -46,7 +50,8 @@ class Case:
 
     def small(self) -> Case:
         """Something like it that a CPU does in no time."""
-        return replace(self, batch=min(self.batch, 2), tokens=min(self.tokens, 12), new=min(self.new, 4))
+        batch, tokens, new = SMALL
+        return replace(self, batch=min(self.batch, batch), tokens=min(self.tokens, tokens), new=min(self.new, new))
 
     @property
     def tokens_per_call(self) -> int:
@@ -69,11 +74,17 @@ def parse_cases(words: Iterable[str]) -> tuple[Case, ...]:
 
 
 def _parse(kind: str, size: str) -> Case:
-    found = _SYNTAX[kind].fullmatch(size) if kind in _SYNTAX else None
-    numbers = [int(number) for number in found.groups()] if found else [0]
+    word = f"{kind}:{size}" if size else kind
+    if kind not in _SYNTAX:
+        raise UsageError(f"{word} is no phase", advice=f"Write them like {_EXAMPLES}{did_you_mean(kind, _SYNTAX)}")
+    if not size:
+        raise UsageError(f"{word} is a phase without its sizes", advice=f"Write them like {_EXAMPLES}")
+    found = _SYNTAX[kind].fullmatch(size)
+    if found is None:
+        raise UsageError(f"{word} is no phase", advice=f"Write them like {_EXAMPLES}")
+    numbers = [int(number) for number in found.groups()]
     if 0 in numbers:
-        near = "" if kind in _SYNTAX else did_you_mean(kind, _SYNTAX)
-        raise UsageError(f"{kind}:{size} is no phase", advice=f"Write them like {_EXAMPLES}{near}")
+        raise UsageError(f"{word} is a phase of size 0", advice=f"Write them like {_EXAMPLES}")
     return Case(kind, *numbers)  # type: ignore[arg-type]
 
 
