@@ -84,8 +84,8 @@ class Tiling:
     shares: int = 0
 
 
-#: With as many shares as fill the GPU at most 1.08 times the fastest of benchmarks/bench_latent_attention.py, for the heads
-#: of DeepSeek-V2-Lite and V3 after 2048 and 8192 tokens, one sequence and several, on an H200 (report
+#: With as many shares as fill the GPU at most 1.08 times the fastest of benchmarks/bench_latent_attention.py, for the
+#: heads of DeepSeek-V2-Lite and V3 after 2048 and 8192 tokens, one sequence and several, on an H200 (report
 #: benchmarks/2026-12-01_h200_second); 64 rows and 8 warps, 1.13 to 1.19 times.
 TILING = Tiling(32, 64, 1)
 
