@@ -74,21 +74,25 @@ def pair_numbers(token, per_token, choices, outside):
     return ct.where(choice < per_token, token * per_token + choice, outside)
 
 
-def rows_of_pairs(rows, inverse, pair, column):
-    """These columns of the rows of some pairs, [choices, columns] in float32; 0 where there is none."""
-    row = ct.reshape(ct.gather(inverse, pair, padding_value=rows.shape[0]), (pair.shape[0], 1))
-    return ct.astype(ct.gather(rows, (row, ct.reshape(column, (1, column.shape[0])))), ct.float32)
+def rows_of_pairs(rows, row, column):
+    """These columns of some rows, [choices, columns] in float32; 0 where there is none."""
+    place = (ct.reshape(row, (row.shape[0], 1)), ct.reshape(column, (1, column.shape[0])))
+    return ct.astype(ct.gather(rows, place), ct.float32)
 
 
-def weights_of_pairs(weights, pair):
-    return ct.reshape(ct.astype(ct.gather(weights, pair), ct.float32), (pair.shape[0], 1))
+def weights_of_pairs(weights, pair, is_there):
+    """[choices, 1] in float32; 0 where there is no row, which times infinity would not be 0."""
+    weight = ct.where(is_there, ct.astype(ct.gather(weights, pair), ct.float32), 0.0)
+    return ct.reshape(weight, (pair.shape[0], 1))
 
 
 @ct.kernel
 def experts_combine_kernel(rows, weights, inverse, out, PER_TOKEN: Int, CHOICES: Int, COLUMNS: Int):
     token, column = ct.bid(0), ct.bid(1) * COLUMNS + ct.arange(COLUMNS, dtype=ct.int32)
     pair = pair_numbers(token, PER_TOKEN, CHOICES, inverse.shape[0])
-    total = ct.sum(rows_of_pairs(rows, inverse, pair, column) * weights_of_pairs(weights, pair), axis=0)
+    row = ct.gather(inverse, pair, padding_value=rows.shape[0])
+    weight = weights_of_pairs(weights, pair, row < rows.shape[0])
+    total = ct.sum(rows_of_pairs(rows, row, column) * weight, axis=0)
     ct.scatter(out, (token, column), ct.astype(total, out.dtype))
 
 

@@ -78,6 +78,61 @@ def test_a_query_without_keys_has_the_gradient_that_its_author_wrote() -> None:
     torch.testing.assert_close(gradients(lambda q, k, v: op(q, k, v, mask, 0.25)), gradients(written))
 
 
+class TestFreeChoices:
+    """A gradient belongs to what an op chose, where its reference would have chosen otherwise."""
+
+    @pytest.fixture(autouse=True)
+    def kernels(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TILEGYM_FX_INTERPRET", "1")
+
+    def test_rows_of_one_expert_may_stand_in_any_order(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(60, 8, generator=generator, requires_grad=True)
+        index = torch.randint(0, 3, (60, 2), generator=generator)
+        rows, order, _ = ops.overload("experts_rows")(x, index, 3)
+        assert not torch.equal(order, inventory.load().reference("experts_rows")(x, index, 3)[1])
+        given = torch.randn(rows.shape, generator=generator)
+        for _ in range(2):
+            (got,) = torch.autograd.grad(rows, x, given, retain_graph=True)
+            torch.testing.assert_close(got, torch.zeros_like(x).index_add(0, order // 2, given))
+
+    @pytest.mark.parametrize("compiled", [False, True])
+    @pytest.mark.parametrize("name", ["router_softmax_topk", "router_softmax_topk_norm", "router_topk_softmax"])
+    def test_of_experts_that_are_equally_good_any_may_be_taken(self, name: str, compiled: bool) -> None:
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randint(0, 9, (20, 64), generator=generator).float().requires_grad_()
+
+        def right(index: torch.Tensor) -> torch.Tensor:
+            if name == "router_topk_softmax":
+                return torch.softmax(logits.gather(-1, index), -1)
+            shares = torch.softmax(logits, -1).gather(-1, index)
+            return shares / shares.sum(-1, keepdim=True) if name.endswith("norm") else shares
+
+        torch._dynamo.reset()
+        op = ops.overload(name)
+        run = torch.compile(lambda logits: op(logits, 6), backend="aot_eager") if compiled else lambda x: op(x, 6)
+        weights, index = run(logits)
+        assert not torch.equal(index, inventory.load().reference(name)(logits, 6)[1])
+        given = torch.randn(weights.shape, generator=generator)
+        (got,) = torch.autograd.grad(weights, logits, given)
+        (wanted,) = torch.autograd.grad(right(index), logits, given)
+        torch.testing.assert_close(got, wanted)
+
+    def test_the_last_of_several_choices_is_the_one_that_is_followed(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randint(0, 4, (20, 32), generator=generator).float().requires_grad_()
+        bias = torch.zeros(32)
+        sizes = {"k": 2, "eps": 1e-20, "scale": 2.5, "kept": 2, "groups": 4}
+        scalars = [sizes[key] for key in inventory.load().definitions["router_sigmoid_groups"].inputs if key in sizes]
+        weights, index = ops.overload("router_sigmoid_groups")(logits, bias, *scalars)
+        assert not torch.equal(index, inventory.load().reference("router_sigmoid_groups")(logits, bias, *scalars)[1])
+        given = torch.randn(weights.shape, generator=generator)
+        (got,) = torch.autograd.grad(weights, logits, given)
+        chosen = torch.sigmoid(logits).gather(-1, index)
+        (wanted,) = torch.autograd.grad(2.5 * chosen / (chosen.sum(-1, keepdim=True) + 1e-20), logits, given)
+        torch.testing.assert_close(got, wanted)
+
+
 class TestForwardMode:
     """An op has no derivative forwards: an error, where torch by itself takes it for 0."""
 

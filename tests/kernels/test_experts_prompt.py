@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from math import inf, nan
 from types import ModuleType
 from typing import Any
 
@@ -108,6 +109,9 @@ def test_experts_that_there_are_not_add_nothing(name, device, of_prompts):
     got = on(device, INVENTORY.entry_point(name), **inputs)
     weights = inputs["top_k_weights"].clone()
     weights[0, 0] = weights[1, 1] = 0
+    inputs["top_k_weights"][0, 0], inputs["top_k_weights"][1, 1] = inf, nan
+    strange = on(device, INVENTORY.entry_point(name), **inputs)
+    torch.testing.assert_close(strange, got, rtol=0, atol=0)
     there = {**inputs, "top_k_index": inputs["top_k_index"].clamp(0, 4), "top_k_weights": weights}
     torch.testing.assert_close(got, on(device, INVENTORY.entry_point(name), **there), rtol=0, atol=0)
 
