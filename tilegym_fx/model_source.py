@@ -82,9 +82,15 @@ class ModelSource:
     @property
     def quantised(self) -> str | None:
         """How its weights are quantised (``"gptq"``), which a model built from a configuration alone is not."""
+        if self.provenance == "shipped table":
+            return _QUANTISED.get(self.name)
         asked = getattr(self.config, "quantization_config", None)
         fields = asked if isinstance(asked, Mapping) else vars(asked) if asked else {}
         return str(fields.get("quant_method", "in some way")) if asked else None
+
+
+#: Ids of the shipped table whose checkpoints are quantised, which no field of their models' configurations says.
+_QUANTISED = {"openai/gpt-oss-20b": "mxfp4"}
 
 
 @cache

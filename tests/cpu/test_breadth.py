@@ -221,7 +221,7 @@ class TestSteps:
 
 
 WORKER = """
-import sys, time
+import os, sys, time
 print("ready", flush=True)
 for line in sys.stdin:
     name = line.strip()
@@ -230,7 +230,8 @@ for line in sys.stdin:
         time.sleep(0.2)
         sys.exit(3)
     time.sleep(60 if name == "hangs" else 0)
-    print('{"model_type": "%s", "applied": 1}' % name, flush=True)
+    searched = int(os.environ.get("TILEGYM_FX_PLANS") == "0")
+    print('{"model_type": "%s", "applied": %d}' % (name, searched), flush=True)
 """
 
 
@@ -251,6 +252,11 @@ class TestPool:
         assert rows["hangs"].problem.startswith("took more than 2 s")
         assert rows["dies"].problem == "the process died: about to die"
         assert time.monotonic() - started < 30
+
+    def test_places_that_an_earlier_start_kept_are_searched_anew(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TILEGYM_FX_PLANS", "1")
+        (row,) = pool.judged(["a"], jobs=1, limit=20.0)
+        assert row.applied == 1
 
     def test_a_run_goes_on_where_it_stopped(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(run, "causal_model_types", lambda: ("a", "b", "c"))

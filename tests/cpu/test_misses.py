@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tilegym_fx.errors import UsageError
 from tilegym_fx.live_report import Report
 from tilegym_fx.pipeline import Outcome
 from tilegym_fx.results import Frame, Plan, Rejection, Site, misses
@@ -20,6 +21,13 @@ def test_equal_reasons_are_told_once_with_their_first_place() -> None:
     assert misses(miss(layer, "it is late") for layer in (0, 1, 1, 2)) == [
         "norm at model.layers.0.norm (Norm) pkg/models/model.py:7 and 2 more places: it is late"
     ]
+
+
+def test_those_without_a_line_of_source_come_last_however_near_they_are() -> None:
+    nowhere = Rejection("norm", "reference", lambda: "it is early", (), 9, Site())
+    assert misses([nowhere, miss(0, "it is late")]) == [
+        "norm at model.layers.0.norm (Norm) pkg/models/model.py:7: it is late", "norm at no source line: it is early",
+    ]  # fmt: skip
 
 
 def test_the_numbers_of_nodes_and_layers_make_no_difference() -> None:
@@ -59,3 +67,9 @@ def test_reports_are_short_and_name_no_folder_of_the_machine() -> None:
         assert len(text.splitlines()) < 15
         assert len(report.misses()) == 20
     assert len(repr(Outcome(Plan((), rejections), 9))) < 200
+
+
+@pytest.mark.parametrize("coverage", [80, 1.01, -0.1])
+def test_a_coverage_that_is_no_share_is_refused(coverage: float) -> None:
+    with pytest.raises(UsageError, match="from 0 to 1"):
+        Report("Model", "", (), [], {}, {}).require(coverage=coverage)

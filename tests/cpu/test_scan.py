@@ -11,6 +11,7 @@ import pytest
 import tiny_folder
 
 from tilegym_fx import scan
+from tilegym_fx.model_source import resolve_model, shipped_models
 from tilegym_fx.schema import Definition
 
 pytestmark = pytest.mark.xdist_group("scan")  # its patterns are traced once
@@ -94,6 +95,10 @@ class TestOutput:
     def test_a_quantised_checkpoint_is_told(self, run: Scan, tmp_path: Path) -> None:
         model = tiny_folder.write(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
         assert "weights quantised (gptq) in the checkpoint, not here" in run("--phase", "prefill", model=model)[1]
+
+    def test_a_shipped_id_says_so_of_its_checkpoint_too(self) -> None:
+        quantised = {name: resolve_model(name).quantised for name in shipped_models()}
+        assert {name: how for name, how in quantised.items() if how} == {"openai/gpt-oss-20b": "mxfp4"}
 
     def test_explain_shows_what_is_taken_and_what_is_not_in_a_class(self, run: Scan) -> None:
         _, out, _ = run("--phase", "prefill", "--explain", "LlamaRMSNorm")

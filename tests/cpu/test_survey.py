@@ -60,7 +60,8 @@ class TestSites:
         assert short(site, path=False) == "Norm pkg/a/b.py:3"
 
     def test_a_node_without_a_record_says_so(self) -> None:
-        assert short(Site()) == "? (?) no source line"
+        assert short(Site()) == str(Site()) == "no source line"
+        assert short(Site("model.norm", "Norm")) == "model.norm (Norm) no source line"
 
     def test_an_operation_is_named_without_its_overload(self) -> None:
         graph = torch.fx.Graph()

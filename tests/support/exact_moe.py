@@ -89,7 +89,7 @@ def _experts_clamped(
     gate, up = both[..., ::2].clamp(max=limit), both[..., 1::2].clamp(-limit, limit)
     slope = torch.sigmoid(alpha * gate)
     opened = gate * slope
-    opened_error = 1.2 * error[..., ::2] + r.relative * (3 + alpha * gate.abs()) * opened.abs()
+    opened_error = 1.2 * error[..., ::2] + r.relative * (3 + abs(alpha) * gate.abs()) * opened.abs()
     gated, error = _product(r, opened, opened_error, up + 1, error[..., 1::2] + r.relative * (up + 1).abs())
     return _combined(
         r, down_proj[top_k_index].transpose(-1, -2), gated, error, top_k_weights, down_proj_bias[top_k_index]
