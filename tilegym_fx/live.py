@@ -71,11 +71,12 @@ def kernelize(model: Model, *, inputs: Any = None, only: Collection[str] | None 
     Raises:
         ExportError: With ``strict``, if the model cannot be captured, or does not run.
         MatchError: If an option names no Definition; with ``strict``, if nothing matches.
-        UsageError: If ``model`` is no module or another thread is running it, or if ``emit`` or ``compile`` is nothing
-            that can be used.
+        UsageError: If ``model`` is no module or another thread is running it, or if an option is nothing that can be
+            used.
         VerifyError: If an output differs by more than rounding, or the result does not run; the model is put back.
     """
     _require_module(model)
+    _require_flags(strict=strict, verify=verify)
     only, skip = names_in("only", only), names_in("skip", skip)
     compile_options = _compile_options(compile) if compile else None
     tell_of_references(model_device(model))
@@ -318,6 +319,13 @@ def report(model: nn.Module) -> Report:
         raise UsageError(f"this {type(model).__name__} has not been kernelized", advice="Call kernelize(model) first")
     binding.check(model)
     return replace(found, given_back=tuple(binding.given_back(model)), runs=what_runs(model_device(model)))
+
+
+def _require_flags(**flags: object) -> None:
+    """``verify="no"`` would verify."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise UsageError(f"{name}={value!r} is neither True nor False", advice="Give one of them")
 
 
 def _refuse_emitted(model: nn.Module) -> None:

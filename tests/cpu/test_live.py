@@ -41,6 +41,13 @@ def test_what_is_no_module_is_refused(front_door: Callable[..., Any], made: Call
         front_door(made())
 
 
+@pytest.mark.parametrize("flag", ["verify", "strict"])
+@pytest.mark.parametrize("value", ["no", None, 0])
+def test_a_flag_that_is_neither_true_nor_false_is_refused(flag: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"{flag}={value!r} is neither True nor False"):
+        kernelize(nn.Linear(2, 2), inputs=torch.ones(1, 2), **{flag: value})
+
+
 @pytest.mark.parametrize("emit", ["missing/folder/of/model.py", 3], ids=["folder", "number"])
 def test_emit_that_cannot_be_written_is_refused(tmp_path: Path, emit: Any) -> None:
     (tmp_path / "missing").write_text("a file")

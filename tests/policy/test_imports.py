@@ -88,6 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rehearsal",
         "verify",
     },
+    "__main__": set(),
     "doctor": {"compile", "inventory", "launch", "ops", "tuning"},
     "bench": {"backend", "doctor", "export", "inventory", "live", "model_source", "ops", "survey", "verify"},
     "tune": {"bench", "compile", "cost", "inventory", "launch", "plan", "survey", "tuning"},
