@@ -50,7 +50,7 @@ def test_a_dry_run_says_what_it_cuts(
     def nothing(*_: Any) -> None:
         raise UsageError("stop here")
 
-    monkeypatch.setattr(command, "find_source", nothing)
+    monkeypatch.setattr(command, "run", nothing)
     assert command.main(["llama", "--dry-run", "--phases", phase]) == 1
     said = capsys.readouterr().err
     assert (f"phases are cut to {cut}" in said) if cut else ("cut" not in said)

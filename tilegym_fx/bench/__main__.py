@@ -109,9 +109,9 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Result]]:
         raise UsageError("there is no CUDA device to time on", advice="Run it on a GPU machine, or with --dry-run")
     with tempfile.TemporaryDirectory(prefix="tilegym_fx_bench_") as folder:
         jobs = make_jobs(args, jobs_wanted, folder)
+        source = find_source(jobs[0])  # a name that means nothing is told before anything starts
         if args.dry_run and jobs[0].cases != tuple(map(str, parse_cases(args.phases))):
             print(f"a dry run: phases are cut to {' '.join(jobs[0].cases)}", file=sys.stderr)
-        source = find_source(jobs[0])  # a name that means nothing is told before anything starts
         dtype = str(source.dtype_for(args.dtype)).removeprefix("torch.")
         jobs = [replace(job, dtype=dtype) for job in jobs]
         asked = {name: vars(args)[name] for name in ("model", "layers", "dry_run")}
