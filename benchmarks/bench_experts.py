@@ -181,9 +181,9 @@ def forms(case: Case, sweep: bool) -> Iterator[tuple[str, Run, Sequence[int] | N
     average = case.tokens * case.chosen / case.experts
     for label, run in ours.items():
         yield label, run, None
-        has_many_rows = average > GROUPED.FEW_ROWS
-        for tiling in (PROMPT_TILINGS if has_many_rows else TILINGS) if sweep else ():
-            if label == "fused" if has_many_rows else tiling[0] <= 16:
+        of_prompts = label == "fused" and average > GROUPED.FEW_ROWS
+        for tiling in (PROMPT_TILINGS if of_prompts else TILINGS) if sweep else ():
+            if of_prompts or (tiling[0] <= max(16, 2 * average) and (average <= 64 or tiling[0] > 16)):
                 yield f"{label} {'x'.join(map(str, tiling))}", run, tiling
 
 

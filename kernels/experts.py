@@ -25,6 +25,7 @@ import torch
 
 from tilegym_fx.launch import covering_power, launch
 
+from .activation import LOG2_E
 from .experts_parts import sort_pairs
 from .experts_prompt import APART, Prompt, has_many_rows
 from .grouped_linear import (
@@ -42,7 +43,6 @@ from .grouped_linear import (
 
 #: Columns that one block of the last sum covers.
 SUM_WIDTH = 1024
-LOG2_E = 1.4426950408889634
 
 Int = ct.Constant[int]
 Flag = ct.Constant[bool]

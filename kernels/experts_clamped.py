@@ -20,7 +20,7 @@ from tilegym_fx.launch import launch
 
 from .experts import Pass, own_tokens
 from .experts_prompt import TURNS, Prompt, clamped_gate, has_many_rows
-from .grouped_linear import ZERO, own_tile, put_rows, row_numbers, steps_of, tiled, weight_tile
+from .grouped_linear import LATENCY, ZERO, own_tile, put_rows, row_numbers, steps_of, tiled, weight_tile
 
 Int = ct.Constant[int]
 
@@ -44,7 +44,7 @@ def experts_clamped_gate_kernel(
     both = ct.zeros((ROWS, 2 * COLUMNS), ct.float32)
     for k in range(steps_of(first, last, x.shape[1], DEPTH)):
         left = ct.gather(x, (token, k * DEPTH + lane))
-        both = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, 2 * COLUMNS), False), both)
+        both = ct.mma(left, weight_tile(weight, expert, k, column, (DEPTH, 2 * COLUMNS), False, LATENCY), both)
     both = both + ct.astype(ct.load(bias, (expert, column), (1, 2 * COLUMNS), padding_mode=ZERO), ct.float32)
     gate, up = halves(ct.reshape(both, (ROWS, COLUMNS, 2)))
     put_rows(out, row, column, ct.astype(clamped_gate(gate, up, alpha, limit), out.dtype))

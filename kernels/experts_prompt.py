@@ -12,7 +12,8 @@ is loaded and stored whole, by bulk copies. What is left of an expert's last til
 3. `experts_product_kernel`, twice: persistent blocks walk over the tiles, as those of linear.py do for many rows. The
    first opens the gate as it stores, so that a thread has to have both columns that belong together. Where gate and
    up lie apart, a tile of the matrix is as many rows of one as of the other, side by side. Where they take turns, two
-   neighbours are the halves of 32 bits, once they are rounded; any other way to take them apart spilled registers.
+   neighbours are the halves of 32 bits, once they are rounded; to take them apart by sums over an axis of two spilled
+   registers.
 4. `experts_combine_kernel` of experts_parts.py sums the rows of each token.
 
 Tilings are the fastest of those that `benchmarks/bench_experts.py --sweep` tries, on an H200 for the experts of three
@@ -29,25 +30,21 @@ import torch
 
 from tilegym_fx.launch import covering_power, launch, with_hints
 
+from .activation import LOG2_E
 from .experts_parts import BLOCK, MAX_COLUMNS, combine, ids_at
 from .gated_activation import gated
-from .grouped_linear import FEW_ROWS
-from .linear import grouped, resident_blocks
+from .grouped_linear import FEW_ROWS, weight_tile
+from .linear import ZERO, Flag, Int, grouped, resident_blocks
 
 #: Pairs that one step of the sort looks at.
 SORT_WIDTH = 4096
 #: Rows an expert, on average, up to which tiles are short.
 SHORT_ROWS = 96
-LOG2_E = 1.4426950408889634
 
 # What a product does when it stores: the parameter KIND.
 NOTHING = 0
 TURNS = 1  # the clamped gate, of gate and up by turns
 APART = 2  # act(gate) * up, of the rows of gate and those of up: APART + SILU or GELU_TANH of activation.py
-
-ZERO = ct.PaddingMode.ZERO
-Int = ct.Constant[int]
-Flag = ct.Constant[bool]
 
 
 @dataclass(frozen=True)
@@ -157,16 +154,10 @@ def experts_product_kernel(
 
 def matrix_tile(weight, expert, k, column, shape, kind, out_first, latency):
     """A tile [in, out] of one expert's matrix, [out, in] or [in, out]; of gate and up, [2, out, in], half of each."""
-    depth, columns = shape
-    if kind >= APART:
-        place, shape4 = (expert, k, 0, column), (1, depth, 2, columns // 2)
-        tile = ct.load(weight, place, shape4, order=(0, 3, 1, 2), padding_mode=ZERO, latency=latency)
-    elif out_first:
-        place, shape3 = (expert, k, column), (1, depth, columns)
-        tile = ct.load(weight, place, shape3, order=(0, 2, 1), padding_mode=ZERO, latency=latency)
-    else:
-        tile = ct.load(weight, (expert, k, column), (1, depth, columns), padding_mode=ZERO, latency=latency)
-    return ct.reshape(tile, shape)
+    if kind < APART:
+        return weight_tile(weight, expert, k, column, shape, out_first, latency)
+    place, shape4 = (expert, k, 0, column), (1, shape[0], 2, shape[1] // 2)
+    return ct.reshape(ct.load(weight, place, shape4, order=(0, 3, 1, 2), padding_mode=ZERO, latency=latency), shape)
 
 
 def opened(both, alpha, limit, kind):

@@ -110,13 +110,13 @@ def put_rows(out, row, column, tile):
     ct.scatter(out, (ct.reshape(row, (rows, 1)), ct.reshape(lane, (1, columns))), tile)
 
 
-def weight_tile(weight, expert, k, column, shape, out_first):
+def weight_tile(weight, expert, k, column, shape, out_first, latency):
     """A tile [in, out] of one expert's matrix, which is stored [out, in] or [in, out]."""
     shape3, place = (1, shape[0], shape[1]), (expert, k, column)
     if out_first:
-        tile = ct.load(weight, place, shape3, order=(0, 2, 1), padding_mode=ZERO, latency=LATENCY)
+        tile = ct.load(weight, place, shape3, order=(0, 2, 1), padding_mode=ZERO, latency=latency)
     else:
-        tile = ct.load(weight, place, shape3, padding_mode=ZERO, latency=LATENCY)
+        tile = ct.load(weight, place, shape3, padding_mode=ZERO, latency=latency)
     return ct.reshape(tile, shape)
 
 
@@ -125,7 +125,7 @@ def grouped_product(x, tile, steps, weight, expert, column, rows, shape, out_fir
     sums = ct.zeros((rows, shape[1]), ct.float32)
     for k in range(steps):
         left = ct.load(x, (tile, k), (rows, shape[0]), padding_mode=ZERO)
-        sums = ct.mma(left, weight_tile(weight, expert, k, column, shape, out_first), sums)
+        sums = ct.mma(left, weight_tile(weight, expert, k, column, shape, out_first, LATENCY), sums)
     return sums
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -20,6 +20,7 @@ from .errors import MatchError, TilegymFxError, UsageError, make_folder, writing
 from .folder_form import emitted_path, make_emitted_folder, modeling_file, refuse_foreign, write_folder
 from .inventory import Inventory, load
 from .model_source import DTYPE_HELP, DTYPES
+from .options import flags, given
 from .plan import Policy
 from .planner import plan_source_form
 from .render import print_explanation, print_survey
@@ -112,18 +113,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse_idle_options(args: argparse.Namespace) -> None:
     """An option that would do nothing is not what the user meant."""
-    usual = parser()
-    given = {name for name, value in vars(args).items() if value != usual.get_default(name)}
-    if args.all and (idle := given - _WITH_ALL - _WITH_BOTH):
-        raise UsageError(f"{_flags(idle)} cannot be had for all model types at once", advice="Leave out --all, or that")
-    if not args.all and (idle := given & _WITH_ALL):
-        raise UsageError(f"{_flags(idle)} belongs to --all", advice="Leave it out, or give --all")
+    asked = given(args, parser())
+    if args.all and (idle := asked - _WITH_ALL - _WITH_BOTH):
+        raise UsageError(f"{flags(idle)} cannot be had for all model types at once", advice="Leave out --all, or that")
+    if not args.all and (idle := asked & _WITH_ALL):
+        raise UsageError(f"{flags(idle)} belongs to --all", advice="Leave it out, or give --all")
     if args.layout and not args.emit:
         raise UsageError("--layout tells how --emit writes", advice="Give --emit DIR too")
-
-
-def _flags(names: Iterable[str]) -> str:
-    return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
 
 
 def _scan_all(args: argparse.Namespace) -> int:

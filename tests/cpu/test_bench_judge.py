@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from tilegym_fx.bench import worker
 from tilegym_fx.bench.job import Job
 from tilegym_fx.bench.judge import judged_sequences, verdict
+from tilegym_fx.bench.models import random_tokens
 
 EXACT = torch.linspace(-4, 4, 6 * 32).view(6, 32)
 #: The original of a model that chooses: off by 1 in one sequence that is judged.
@@ -26,6 +28,14 @@ def off(row: int, by: float) -> torch.Tensor:
 
 def test_a_long_prompt_is_judged_by_fewer_sequences_or_none() -> None:
     assert [judged_sequences(32, n) for n in (1, 512, 2048, 16384, 16385)] == [32, 32, 8, 1, 0]
+
+
+@pytest.mark.parametrize("length", [1, 5, 2048])
+def test_the_tokens_of_fewer_sequences_are_the_first_of_more(length: int) -> None:
+    model = torch.nn.Linear(1, 1)
+    model.config = SimpleNamespace(vocab_size=128256)
+    for count in (1, 3, 8):
+        assert torch.equal(random_tokens(model, count, length), random_tokens(model, 32, length)[:count])
 
 
 def test_without_a_float32_run_the_original_judges() -> None:
@@ -62,13 +72,13 @@ def test_it_says_how_many_were_judged() -> None:
 def test_a_float32_run_that_runs_out_of_memory_judges_fewer_sequences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, made_by = [], worker._logits_call
+    made, made_by = [], worker.Worker._call
 
-    def of_few(model: Any, forward: Any, case: Any, sequences: int | None = None) -> Any:
-        made.append(sequences)
-        if (sequences or 0) > 2:
+    def of_few(self: Any, model: Any, forward: Any, case: Any) -> Any:
+        made.append(case.batch)
+        if len(made) > 1 and case.batch > 2:
             raise torch.OutOfMemoryError("out of memory")
-        return made_by(model, forward, case, sequences)
+        return made_by(self, model, forward, case)
 
     def said(variant: str, case: str) -> dict[str, Any]:
         sent: list[dict[str, Any]] = []
@@ -76,9 +86,10 @@ def test_a_float32_run_that_runs_out_of_memory_judges_fewer_sequences(
         worker.Worker(job, sent.append, lambda: None).run()
         return sent[-1]
 
-    monkeypatch.setattr(worker, "_logits_call", of_few)
+    monkeypatch.setattr(worker.Worker, "_call", of_few)
     for case in ("prefill:6x5", "decode:6@5"):
         made.clear()
         said("eager", case)
-        assert made == [None, 6, 3, 1]
+        assert made == [6, 6, 3, 1]  # the original, then the float32 run
+        made.clear()
         assert said("compile", case)["verdict"].endswith("(float32 run of 1 of 6 sequences)")

@@ -89,12 +89,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "verify",
     },
     "__main__": set(),
+    "options": set(),
     "doctor": {"compile", "inventory", "launch", "ops", "tuning"},
-    "bench": {"backend", "doctor", "export", "inventory", "live", "model_source", "ops", "survey", "verify"},
+    "bench": {"backend", "doctor", "export", "inventory", "live", "model_source", "ops", "options", "survey", "verify"},
     "tune": {"bench", "compile", "cost", "inventory", "launch", "plan", "survey", "tuning"},
     "backend": {"cost", "export", "inventory", "normalize", "ops", "pipeline", "plan", "reports", "rewrite"},
     "scan": {
         "apply",
+        "options",
         "breadth",
         "cost",
         "draft",
@@ -164,7 +166,7 @@ ONLY_IN: dict[str, set[str]] = {
     "networkx": {"draft", "match", "plan", "region", "rewrite"},
     "pydantic": {"inventory", "plan_cache", "schema"},
     "rich": {"bench", "folding", "inventory", "render", "scan"},
-    "argparse": {"autokernelize", "bench", "doctor", "inventory", "kernel_bench", "new", "scan", "tune"},
+    "argparse": {"autokernelize", "bench", "doctor", "inventory", "kernel_bench", "new", "options", "scan", "tune"},
 }
 
 #: Module -> what it must not know of at all.

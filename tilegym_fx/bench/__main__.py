@@ -13,6 +13,7 @@ from typing import Any
 
 from tilegym_fx.errors import TilegymFxError, UsageError, did_you_mean, make_folder, writing
 from tilegym_fx.model_source import DTYPE_HELP, DTYPES
+from tilegym_fx.options import flags, given
 
 from . import patches
 from .cases import DEFAULT_CASES, DEFAULT_VARIANTS, PEERS, SMALL, VARIANTS, get_variant, parse_cases
@@ -75,11 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse_idle_options(args: argparse.Namespace) -> None:
     """With results that are read nothing is run, so that an option of a run would do nothing."""
-    usual = parser()
-    given = {name for name, value in vars(args).items() if value != usual.get_default(name)}
-    if args.read and (idle := sorted(given - _WITH_FROM)):
-        flags = ", ".join("MODEL" if name == "model" else f"--{name.replace('_', '-')}" for name in idle)
-        raise UsageError(f"--from reads results and runs nothing, so that {flags} would do nothing",
+    if args.read and (idle := given(args, parser()) - _WITH_FROM):
+        raise UsageError(f"--from reads results and runs nothing, so that {flags(idle)} would do nothing",
                          advice="Leave out --from, or that")  # fmt: skip
 
 

@@ -27,19 +27,12 @@ class CaseCall(Protocol):
 
 
 class Prefill:
-    """A prompt, without a cache, down to the logits of its last position.
+    """A prompt, without a cache, down to the logits of its last position."""
 
-    Args:
-        model: The model.
-        forward: What runs it.
-        case: A prompt.
-        sequences: How many of the batch, from the first on; all by default.
-    """
-
-    def __init__(self, model: Any, forward: Callable[..., Any], case: Case, sequences: int | None = None) -> None:
+    def __init__(self, model: Any, forward: Callable[..., Any], case: Case) -> None:
         self._forward = forward
-        tokens = random_tokens(model, case.batch, case.tokens)[:sequences]
-        self._arguments = {"input_ids": tokens, "use_cache": False, **last_only(model)}
+        self._arguments = {"input_ids": random_tokens(model, case.batch, case.tokens), "use_cache": False,
+                           **last_only(model)}  # fmt: skip
 
     def __call__(self) -> torch.Tensor:
         logits: torch.Tensor = self._forward(**self._arguments).logits[:, -1]
@@ -50,19 +43,12 @@ class Prefill:
 
 
 class Decode:
-    """The step after a prompt; each call goes on by one position, up to ROUND and a few more.
+    """The step after a prompt; each call goes on by one position, up to ROUND and a few more."""
 
-    Args:
-        model: The model.
-        forward: What runs it.
-        case: A step.
-        sequences: How many of the batch, from the first on; all by default.
-    """
-
-    def __init__(self, model: Any, forward: Callable[..., Any], case: Case, sequences: int | None = None) -> None:
+    def __init__(self, model: Any, forward: Callable[..., Any], case: Case) -> None:
         self._forward = forward
-        self._cache = FilledCache(model, random_tokens(model, case.batch, case.tokens)[:sequences])
-        self._arguments = {"input_ids": random_tokens(model, case.batch, 1)[:sequences], "use_cache": True,
+        self._cache = FilledCache(model, random_tokens(model, case.batch, case.tokens))
+        self._arguments = {"input_ids": random_tokens(model, case.batch, 1), "use_cache": True,
                            **self._cache.argument, **last_only(model)}  # fmt: skip
 
     def __call__(self) -> torch.Tensor:

@@ -74,18 +74,16 @@ def parse_cases(words: Iterable[str]) -> tuple[Case, ...]:
 
 
 def _parse(kind: str, size: str) -> Case:
-    word = f"{kind}:{size}" if size else kind
-    if kind not in _SYNTAX:
-        raise UsageError(f"{word} is no phase", advice=f"Write them like {_EXAMPLES}{did_you_mean(kind, _SYNTAX)}")
-    if not size:
-        raise UsageError(f"{word} is a phase without its sizes", advice=f"Write them like {_EXAMPLES}")
-    found = _SYNTAX[kind].fullmatch(size)
-    if found is None:
-        raise UsageError(f"{word} is no phase", advice=f"Write them like {_EXAMPLES}")
-    numbers = [int(number) for number in found.groups()]
-    if 0 in numbers:
-        raise UsageError(f"{word} is a phase of size 0", advice=f"Write them like {_EXAMPLES}")
-    return Case(kind, *numbers)  # type: ignore[arg-type]
+    found = _SYNTAX[kind].fullmatch(size) if kind in _SYNTAX else None
+    numbers = [int(number) for number in found.groups()] if found else []
+    if numbers and 0 not in numbers:
+        return Case(kind, *numbers)  # type: ignore[arg-type]
+    fault, near = "is no phase", "" if kind in _SYNTAX else did_you_mean(kind, _SYNTAX)
+    if numbers:
+        fault = "is a phase of size 0"
+    elif kind in _SYNTAX and not size:
+        fault = "is a phase without its sizes"
+    raise UsageError(f"{kind}:{size}".rstrip(":") + f" {fault}", advice=f"Write them like {_EXAMPLES}{near}")
 
 
 @dataclass(frozen=True)

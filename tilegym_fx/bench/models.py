@@ -114,7 +114,7 @@ def cut_layers(config: PreTrainedConfig, layers: int) -> None:
 
 
 def random_tokens(model: Any, batch: int, length: int) -> torch.Tensor:
-    """Token ids [batch, length], the same in every process."""
+    """Token ids [batch, length], the same in every process; those of fewer rows are the first of more."""
     vocabulary = int(getattr(model.config, "vocab_size", 0) or 2)
     generator = torch.Generator().manual_seed(SEED)
     ids = torch.randint(min(3, vocabulary - 1), vocabulary, (batch, length), generator=generator)

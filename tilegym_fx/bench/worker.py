@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ class Worker:
     def _call(self, model: nn.Module, forward: Callable[..., Any], case: Case) -> CaseCall:
         if case.kind == "generate":
             return Generate(model, patches.generation_options(self._variant, tiny=self._job.tiny), case)
-        return _logits_call(model, forward, case)
+        return (Prefill if case.kind == "prefill" else Decode)(model, forward, case)
 
     def _times(self, call: CaseCall) -> tuple[Samples | None, Samples, str]:
         """Seconds on the GPU and on the clock, and a note."""
@@ -236,7 +237,7 @@ class Worker:
         count = judged_sequences(case.batch, case.tokens)
         while count:
             try:
-                return _logits_call(self._wide, self._wide, case, count)().float().cpu()
+                return self._call(self._wide, self._wide, replace(case, batch=count))().float().cpu()
             except MODEL_ERRORS as problem:
                 if not verify.is_out_of_memory(problem):
                     raise
@@ -250,12 +251,6 @@ class Worker:
         self._clock.wait()
         self._prepare[step] = round(time.perf_counter() - start, 3)
         return result
-
-
-def _logits_call(
-    model: Any, forward: Callable[..., Any], case: Case, sequences: int | None = None
-) -> CaseCall:  # fmt: skip
-    return (Prefill if case.kind == "prefill" else Decode)(model, forward, case, sequences)
 
 
 def _warm(call: CaseCall) -> None:

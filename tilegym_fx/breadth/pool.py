@@ -53,9 +53,9 @@ class Worker:
 
     def _start(self) -> None:
         command = [sys.executable, *WORKER, *self._roots]
-        # searched anew: places that an earlier kernelize kept of the very same tiny model have no graph to count in
-        searching = {"TILEGYM_FX_PLANS": "0"}
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **searching}
+        # places that an earlier kernelize kept of the very same tiny model have no graph to count in
+        set_here = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TILEGYM_FX_PLANS": "0"}
+        environment = {**os.environ, **set_here}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
